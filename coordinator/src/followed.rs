@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// How often the files are looked at. They are a few kilobytes.
+/// How often the files are checked. They are a few kilobytes.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
 
 /// What some files say now. Where what they say cannot be used, what they said before.
@@ -20,7 +20,7 @@ impl<T> Clone for Followed<T> {
 }
 
 impl<T: Send + Sync + 'static> Followed<T> {
-    /// Reads the files, and from then on each second, on a task that ends with the last copy of this.
+    /// Reads the files, and after that each second, on a task that ends with the last copy of this.
     ///
     /// # Errors
     /// Why they cannot be used now.

@@ -18,7 +18,7 @@
 //! | [`service`] | what `elastic-coordinator` runs: leads every job while it is up |
 //! | [`flags`] | the command lines of `elastic-coordinator` and `elasticctl` |
 //!
-//! What only `elasticctl` does lies beside it, in `bin/elasticctl`.
+//! What only `elasticctl` does lies next to it, in `bin/elasticctl`.
 
 #![deny(unsafe_code)]
 

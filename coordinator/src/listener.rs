@@ -44,7 +44,7 @@ const MOST: usize = 1 << 14;
 /// Connections of a port that only people and monitors ask.
 const FEW: usize = 64;
 
-/// Pause after an accept that failed for want of descriptors or memory: the next would fail likewise.
+/// Pause after an accept that failed for want of descriptors or memory: the next would fail too.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Bytes that every HTTP/2 client begins with.

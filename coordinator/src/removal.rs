@@ -2,13 +2,13 @@
 //! coordinator's retention. Checkpoint files are not touched.
 //!
 //! Once the records are gone, nothing tells agents of the same id that others were there: they begin at once. So a job
-//! is deleted only when nobody of it can be at work:
+//! is deleted only when no one of it can be at work:
 //!
 //! 1. It has ended, and no node has a key but those that are done.
 //! 2. Each member of its last round is gone. Its port says so where it refuses; where the host does not answer, the
 //!    member is past its fence point at the latest `takeover_delay` after the end.
 //! 3. The deletion is one transaction, guarded by `round` and `leader` as read and by no key under `nodes/`: a node that
-//!    came meanwhile, or a job that began anew, keeps everything.
+//!    came meanwhile, or a job that began again, keeps everything.
 //!
 //! No lease is revoked and no agent is asked to do anything.
 
@@ -52,7 +52,7 @@ pub enum RemovalError {
         /// The job.
         job: JobId,
     },
-    /// It goes on.
+    /// It continues.
     #[error(
         "job {job} is {state}: only a job that has ended can be deleted. `elasticctl close {job}` ends it; delete it \
          when its agents have left"
@@ -119,7 +119,7 @@ pub struct Target<'a> {
     pub tls: Option<&'a MutualTls>,
 }
 
-/// A job as it was read, which may be deleted if the guards hold.
+/// A job as read, which may be deleted if the guards hold.
 struct Cleared {
     job: Job,
     keys: usize,
@@ -218,7 +218,7 @@ fn suspects(id: &JobId, job: &Job, values: &[KeyValue]) -> Result<Suspects, Remo
     if !round.state.is_final() {
         return Err(RemovalError::NotEnded { job: id.clone(), state: round.state });
     }
-    // What is there under `nodes/` and is not ours counts as a node: nobody knows what it means.
+    // What is there under `nodes/` and is not ours counts as a node: no one knows what it means.
     let is_done = |node: &NodeId| job.nodes.get(node).is_some_and(|node| node.value.phase == Phase::Done);
     let nodes = values.iter().filter_map(|kv| Keys::node_of(&job.keys.nodes(), &kv.key));
     let mut here: Vec<NodeId> = nodes.filter(|node| !is_done(node)).collect();
@@ -245,7 +245,7 @@ fn suspects(id: &JobId, job: &Job, values: &[KeyValue]) -> Result<Suspects, Remo
     Ok(Suspects { ask, nameless })
 }
 
-/// Whether nobody can be at work any more, by what the ports have answered and the time since the job's end.
+/// Whether no one can be at work any more, by what the ports have answered and the time since the job's end.
 fn confirm(
     id: &JobId,
     job: &Job,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// A reading of one machine's CLOCK_BOOTTIME (or of a simulated clock).
 ///
-/// The boot-time clock goes on during suspend, so a lease that lapsed while a laptop slept has lapsed here too; the
+/// The boot-time clock continues during suspend, so a lease that lapsed while a laptop slept has lapsed here too; the
 /// monotonic clock stops.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(Duration);

@@ -154,7 +154,7 @@ fn serve_http(
     tracing::info!("serving {at}/metrics, /live and /ready");
     match shown {
         Shown::Monitoring => {}
-        Shown::Jobs => tracing::info!("the page of all jobs is {at}/: whoever reaches it can read their records"),
+        Shown::Jobs => tracing::info!("the page of all jobs is {at}/: anyone who reaches it can read their records"),
         Shown::Users(_) => tracing::info!("the page of all jobs is {at}/, for users with a token"),
     }
     tokio::spawn(http::serve(listener, Site { shared, operator, shown }, tls));

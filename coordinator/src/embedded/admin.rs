@@ -56,7 +56,7 @@ impl PbMaintenanceService for AdminService {
         }))
     }
 
-    /// No alarm is ever raised here: a full store refuses what does not fit and goes on.
+    /// No alarm is ever raised here: a full store refuses what does not fit and continues.
     async fn alarm(&self, request: Request<PbAlarmRequest>) -> RpcResult<Response<PbAlarmResponse>> {
         const ACTIVATE: i32 = 1;
         if request.into_inner().action == ACTIVATE {

@@ -33,7 +33,7 @@ impl Cluster {
     }
 }
 
-/// Completes when the server stops, for streams, which would otherwise go on for ever.
+/// Completes when the server stops, for streams, which would otherwise continue for ever.
 #[derive(Clone)]
 pub(super) struct Closing(watch::Receiver<()>);
 

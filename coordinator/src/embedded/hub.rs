@@ -15,7 +15,7 @@ use super::mvcc::{Compacted, Limits, Mvcc, MvccEvent, Record, Span};
 use crate::store::{LeaseId, Revision};
 use crate::time::Time;
 
-/// Sleeps for a lease's end are cut into pieces of this length. The timer stands still while the machine is suspended
+/// Sleeps for a lease's end are cut into pieces of this length. The timer stops while the machine is suspended
 /// and the clock that leases run on does not: so a lease that ended meanwhile is noticed this soon.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
@@ -33,7 +33,7 @@ pub struct Hub {
 #[derive(Debug)]
 struct State {
     mvcc: Mvcc,
-    /// Up to here subscriptions have been told.
+    /// Up to here subscriptions have their events.
     published: Revision,
     subscriptions: BTreeMap<u64, Cursor>,
     next_subscription: u64,
@@ -41,7 +41,7 @@ struct State {
     alarm: Option<Time>,
 }
 
-/// Where a subscription stands in the history.
+/// Where a subscription is in the history.
 #[derive(Debug)]
 struct Cursor {
     span: Span,
@@ -114,7 +114,7 @@ impl Hub {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in the middle of a write would be a bug in the state machine. Going on to serve is better than a
+        // A panic in the middle of a write would be a bug in the state machine. Continuing to serve is better than a
         // second panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -171,7 +171,7 @@ impl Subscription {
     /// The next events, if there are any.
     ///
     /// # Errors
-    /// [`Compacted`] if some of them are gone; go on with [`Subscription::resync`].
+    /// [`Compacted`] if some of them are gone; continue with [`Subscription::resync`].
     pub fn take(&self) -> Result<Option<Batch>, Compacted> {
         let mut state = self.hub.lock();
         let State { mvcc, subscriptions, .. } = &mut *state;
@@ -193,7 +193,7 @@ impl Subscription {
         Ok(if events.is_empty() { None } else { Some(Batch { events, revision }) })
     }
 
-    /// Everything in the span, in key order, and its revision; the subscription goes on from there.
+    /// Everything in the span, in key order, and its revision; the subscription continues from there.
     pub fn resync(&self) -> (Revision, Vec<Arc<Record>>) {
         let mut state = self.hub.lock();
         let State { mvcc, subscriptions, .. } = &mut *state;

@@ -26,7 +26,7 @@ use crate::tls::MutualTls;
 /// Room for what a message holds besides keys and values; etcd allows the same.
 const MESSAGE_OVERHEAD: usize = 512 << 10;
 
-/// How long connections have to end by themselves once the server is told to stop.
+/// How long connections have to end by themselves once the server is to stop.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
 /// Requests under way on one connection, streams among them.
@@ -36,7 +36,7 @@ const STREAMS: u32 = 512;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbeddedError {
-    /// The address can be reached from other machines, without TLS, and nobody said that it may be.
+    /// The address can be reached from other machines, without TLS, and no one said that it may be.
     #[error(
         "whoever reaches {address} could read and write the embedded store, and other machines can: give it certificates \
          (--peer-cert, --peer-key and --peer-ca), or a loopback address such as 127.0.0.1, or --allow-remote where the \
@@ -83,7 +83,7 @@ pub struct Options {
     pub limits: Limits,
     /// Most watches at a time, of all clients together. Each stream that carries watches counts as one more.
     pub watches: usize,
-    /// How often a watch that asked for it is told of the store's progress. etcd's default is ten minutes.
+    /// How often a watch that asked for it hears of the store's progress. etcd's default is ten minutes.
     pub progress_every: Duration,
     /// How often a silent client is asked whether it is there, and how long it may take to answer.
     pub client_check: Duration,
@@ -97,7 +97,7 @@ impl Default for Options {
     }
 }
 
-/// The embedded store with its port open. Clients can connect from here on; they are answered once it is served.
+/// The embedded store with its port open. Clients can connect from now on; they are answered once it is served.
 #[derive(Debug)]
 pub struct EmbeddedServer {
     listener: TcpListener,

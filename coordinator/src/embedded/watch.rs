@@ -37,7 +37,7 @@ pub(super) struct WatchService {
     pub(super) closing: Closing,
     /// Room for watches and for the streams that carry them.
     pub(super) places: Arc<Semaphore>,
-    /// How often a watch that asked for it is told of the store's progress.
+    /// How often a watch that asked for it hears of the store's progress.
     pub(super) progress_every: Duration,
 }
 

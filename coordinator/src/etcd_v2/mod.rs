@@ -68,7 +68,7 @@ pub enum Request {
         /// Seconds until it vanishes with all that is in it.
         ttl: Option<u64>,
     },
-    /// Starts a key's or directory's time to live anew, without telling those who watch it.
+    /// Starts a key's or directory's time to live again, without telling those who watch it.
     Refresh {
         /// The key.
         key: String,
@@ -108,7 +108,7 @@ pub struct Entry {
     pub value: String,
     /// Whether it is a directory.
     pub dir: bool,
-    /// What is in the directory, as far as it was asked for.
+    /// What is in the directory, if the request asked for it.
     pub entries: Vec<Entry>,
     /// The index of its last change.
     pub modified: u64,
@@ -136,7 +136,7 @@ pub enum Refusal {
 pub struct Answer {
     /// etcd's index as of the answer.
     pub index: u64,
-    /// The entry as it is now (for a deletion: as it was), or why nothing was done.
+    /// The present entry (for a deletion: the last one), or why nothing was done.
     pub outcome: Result<Entry, Refusal>,
 }
 
@@ -150,7 +150,7 @@ pub enum News {
         /// What changed: with its new value, or where it was.
         entry: Entry,
     },
-    /// etcd no longer knows what happened since that index (error 401): read anew.
+    /// etcd no longer knows what happened since that index (error 401): read again.
     Forgotten,
     /// Nothing so far: wait again from the same index.
     Nothing,

@@ -20,7 +20,7 @@ pub struct CertsFlags {
 pub enum CertsCommand {
     /// Make an authority: ca.pem, which every host gets, and ca-key.pem, which stays where it is
     ///
-    /// Whoever has ca-key.pem can make certificates of nodes, and so become one. Keep the folder off the nodes.
+    /// Anyone who has ca-key.pem can make certificates of nodes, and so become one. Keep the folder off the nodes.
     Authority {
         /// A folder, made if it is not there; an authority in it is never overwritten
         folder: PathBuf,

@@ -45,7 +45,8 @@ pub struct Flags {
     #[arg(long, default_value = "127.0.0.1:29400", requires = "embedded", value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
 
-    /// Serve it without TLS (--peer-cert) on an address that other machines can reach: whoever does can change all jobs
+    /// Serve it without TLS (--peer-cert) on an address that other machines can reach: anyone who does can change all
+    /// jobs
     #[arg(long, requires = "embedded")]
     pub allow_remote: bool,
 
@@ -63,8 +64,8 @@ pub struct Flags {
 
     /// Serve the jobs there too: a web page at /, a JSON API at /v1/jobs, the same over gRPC
     ///
-    /// They only read, and ask for no token: whoever reaches the port can read all jobs' records, among them what failed
-    /// workers wrote to their standard error. With --http-users they are there in any case, for users alone.
+    /// They only read, and ask for no token: anyone who reaches the port can read all jobs' records, among them what
+    /// failed workers wrote to their standard error. With --http-users they are there in any case, for users alone.
     #[arg(long, requires = "http")]
     pub http_jobs: bool,
 

@@ -9,7 +9,7 @@ pub struct LogsFlags {
     pub job: String,
     /// The worker of this rank alone, without a prefix; without it all ranks, each line after its rank
     pub rank: Option<u32>,
-    /// Go on until the job has ended, with the workers of later rounds too
+    /// Continue until the job has ended, with the workers of later rounds too
     #[arg(short, long, conflicts_with = "round")]
     pub follow: bool,
     /// How many of the last lines to begin with, of each worker's standard output and of its standard error

@@ -11,10 +11,11 @@ use super::{PeerFlags, StoreFlags};
 use crate::job::{JobId, Requester};
 use crate::service::http::users::Role;
 
-/// See elastic's jobs and ask things of them.
+/// Show elastic's jobs and change them.
 ///
-/// Everything is read from the store that the agents meet through, and asked for there: elasticctl needs no coordinator,
-/// and no agent (only `doctor JOB` tries whether their ports accept, and `logs` asks them). What is asked for is carried out by whoever leads the job.
+/// elasticctl reads and writes the store that the agents use. It needs no coordinator. Three commands also connect to
+/// the agents: `logs` reads from them, `doctor JOB` tries their ports, and `delete` asks whether they have ended. The
+/// job's leader does what you ask for.
 #[derive(Debug, Parser)]
 #[command(
     name = "elasticctl",
@@ -67,7 +68,7 @@ pub struct Flags {
 pub enum Output {
     /// For people
     Table,
-    /// For programs: the records as they are stored; events as one object a line
+    /// For programs: the records as stored; events as one object a line
     Json,
 }
 
@@ -93,7 +94,7 @@ pub enum Command {
     Events {
         /// The job
         job: String,
-        /// Go on until interrupted
+        /// Continue until interrupted
         #[arg(short, long)]
         follow: bool,
     },
@@ -125,8 +126,8 @@ pub enum Command {
     },
     /// Leave a node out: the others form a round without it, and its agent stays and waits
     ///
-    /// Nodes of this name get no place in the job until `elasticctl include`, or until the job begins anew. Their workers
-    /// are stopped as for a planned leave. The job itself excludes nodes that fail again and again (the agents'
+    /// Nodes of this name get no place in the job until `elasticctl include`, or until the job begins again. Their
+    /// workers are stopped as for a planned leave. The job itself excludes nodes that fail again and again (the agents'
     /// --exclude-after), for a time; `elasticctl describe` shows who is excluded, and why.
     Exclude {
         /// The job
@@ -154,7 +155,7 @@ pub enum Command {
     },
     /// Change how many nodes a job may have, or its priority, while it runs
     ///
-    /// It overrides what its agents were started with until the job begins anew. A lower maximum takes effect at once:
+    /// It overrides what its agents were started with until the job begins again. A lower maximum takes effect at once:
     /// the nodes that came last become spares.
     Set {
         /// The job
@@ -173,12 +174,12 @@ pub enum Command {
     ///
     /// Workers have the time of a planned leave (--drain-grace) to save, and a checkpoint committed in it counts. It
     /// costs no restart, and however long it takes, join_timeout does not end the job. Nodes may leave and join
-    /// meanwhile. The pause outlives restarts of agents, of etcd and of whoever leads.
+    /// meanwhile. The pause outlives restarts of agents, of etcd and of the leader.
     Pause {
         /// The job
         job: String,
     },
-    /// Let a paused job go on: the next round forms at once, from its newest checkpoint, with the ranks that it had
+    /// Let a paused job continue: the next round forms at once, from its newest checkpoint, with the ranks that it had
     Resume {
         /// The job
         job: String,
@@ -222,7 +223,7 @@ pub enum Command {
     /// The token itself is printed to standard error, once: it is kept nowhere. Add the line to the file, and the token
     /// holds within a second; take the line out, and it holds no longer. No store is asked.
     Token {
-        /// The user's name, as it will stand in jobs' histories
+        /// The user's name, as it will be in jobs' histories
         #[arg(value_parser = person)]
         name: String,
         /// What the user may do
@@ -246,7 +247,7 @@ pub enum Command {
     /// certificates are good (etcd's, ours, the CA's, and those of --peer-cert and --peer-ca), and how far etcd's clocks are from this machine's. To measure
     /// a write, keys under PREFIX/v1/doctor/ are written and deleted.
     ///
-    /// Each line is ok, a warning (it works, and will cost something some day), failed, or unknown (nobody told). The
+    /// Each line is ok, a warning (it works, and will cost something some day), failed, or unknown (there was no answer). The
     /// exit status is 1 if a line failed.
     ///
     /// With JOB also: where it stands, who leads it, why a node waits, and whether the ports that its nodes reach each

@@ -8,7 +8,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Passes connections on to a server, until it is told to swallow what they say.
+/// Passes connections on to a server, until it is to swallow what they say.
 pub(crate) struct BlackholeProxy {
     pub(crate) address: SocketAddr,
     swallows: watch::Sender<bool>,

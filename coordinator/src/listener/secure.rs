@@ -103,7 +103,7 @@ impl Refusals {
     }
 }
 
-/// A connection from another program of ours, or from whoever wants to be taken for one.
+/// A connection from another program of ours, or from anyone who wants to be taken for one.
 #[derive(Debug)]
 pub(crate) enum PeerStream {
     /// Without TLS.

@@ -49,7 +49,7 @@ pub(crate) async fn find(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>
     }
 }
 
-/// Whether `node` is behind its port. A port that nobody holds is as good as another's; without an answer nothing is
+/// Whether `node` is behind its port. A port that no one holds is as good as another's; without an answer nothing is
 /// known.
 async fn ask(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>) -> Found {
     match timeout(ANSWER, TcpStream::connect((peer.host.as_str(), peer.port))).await {
@@ -152,7 +152,7 @@ mod tests {
         let server = tokio::spawn(serve(listener, Arc::clone(&front), None, None));
         let (node, other) = (NodeId::from_text("a:1"), NodeId::from_text("a:2"));
 
-        // While it is here nobody asks twice, and its predecessor is known to be dead.
+        // While it is here no one asks twice, and its predecessor is known to be dead.
         front.introduce(&node);
         assert!(!is_dead(&peer, &node, None, PATIENCE).await);
         assert!(is_dead(&peer, &other, None, PATIENCE).await);

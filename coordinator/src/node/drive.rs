@@ -159,7 +159,7 @@ impl<'a> Drive<'a> {
             let broken = leader.broken();
             self.leader = None;
             if let Some(error) = broken {
-                // It ends as from a watch of its own, and its key of the lead with it: while that stands, nobody leads.
+                // It ends as from a watch of its own, and its key of the lead with it: while that stands, no one leads.
                 self.member(MemberInput::Watched(WatchUpdate::Broken(error)));
             }
         }

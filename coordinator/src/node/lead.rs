@@ -46,7 +46,7 @@ pub(crate) enum LeaderNote {
         stream: u64,
         /// What happened on it.
         event: PulseEvent,
-        /// Given back when the note is done with.
+        /// Given back once the note is handled.
         turn: OwnedSemaphorePermit,
     },
 }
@@ -75,10 +75,10 @@ pub(crate) type LeaderInbox = mpsc::UnboundedSender<LeaderNote>;
 /// A pulse stream to us.
 struct Stream {
     node: NodeId,
-    /// What proves that it is that node's, until that was looked at.
+    /// What proves that it is that node's, until that was checked.
     shown: Option<Shown>,
     answers: watch::Sender<LeaderMessage>,
-    /// The leader was told of it: it knows the node, and the stream has shown what it must.
+    /// The leader knows of it: it knows the node, and the stream has shown what it must.
     known: bool,
     /// The newest beat that came before that.
     early: Option<Beat>,
@@ -100,7 +100,7 @@ pub(crate) struct LeaderDrive {
     counts: BTreeMap<NodeId, usize>,
     /// Those of nodes that the leader does not know, yet or at all.
     strangers: BTreeSet<u64>,
-    /// Nodes in whose names streams were turned away: once is enough to be told.
+    /// Nodes in whose names streams were turned away: one warning for each is enough.
     forged: BTreeSet<NodeId>,
     /// Why the store tells it nothing more.
     broken: Option<StoreError>,
@@ -111,7 +111,7 @@ pub(crate) struct LeaderDrive {
 }
 
 impl LeaderDrive {
-    /// Carries `leader`; what is beside it reports to `inbox`, whose other end feeds [`LeaderDrive::note`].
+    /// Carries `leader`; what is next to it reports to `inbox`, whose other end feeds [`LeaderDrive::note`].
     pub(crate) fn new(
         leader: Leader,
         store: Arc<dyn Store>,
@@ -206,7 +206,7 @@ impl LeaderDrive {
         beats
     }
 
-    /// Takes in what happened beside it: this, and what is queued behind it. One decision is enough for all.
+    /// Takes in what happened next to it: this, and what is queued behind it. One decision is enough for all.
     pub(crate) fn notes(&mut self, first: LeaderNote, queue: &mut mpsc::UnboundedReceiver<LeaderNote>) {
         self.take(first);
         for _ in 1..BATCH {
@@ -217,7 +217,7 @@ impl LeaderDrive {
         self.decide();
     }
 
-    /// Takes in one thing that happened beside it.
+    /// Takes in one thing that happened next to it.
     pub(crate) fn note(&mut self, note: LeaderNote) {
         self.take(note);
         self.meet_strangers();
@@ -264,7 +264,7 @@ impl LeaderDrive {
     }
 
     /// Tells the leader of a stream once it knows the node, and ends one that does not show what it must; whether the
-    /// leader was told.
+    /// leader knows it.
     fn introduce(&mut self, id: u64) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         if stream.known {
@@ -289,7 +289,7 @@ impl LeaderDrive {
         true
     }
 
-    /// Nobody but that node itself can make up for what is missing, on a stream of its own.
+    /// No one but that node itself can make up for what is missing, on a stream of its own.
     fn turn_away(&mut self, stream: u64, node: NodeId) {
         self.closed(stream);
         if self.forged.insert(node.clone()) {
@@ -358,7 +358,7 @@ impl LeaderDrive {
         }
     }
 
-    /// Lets the leader decide on what it was told.
+    /// Lets the leader decide on its inputs.
     fn decide(&mut self) {
         loop {
             let outputs = self.leader.act(Time::now());

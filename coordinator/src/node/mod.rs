@@ -1,7 +1,7 @@
 //! Carries the machines of [`crate::rendezvous`]: runs their transactions, watches, leases, pulses and timers, and
 //! hands worker commands to the agent. Nothing is decided here.
 //!
-//! One task owns a [`Member`] and, while it leads, a [`Leader`](crate::rendezvous::Leader). All IO runs beside it and
+//! One task owns a [`Member`] and, while it leads, a [`Leader`](crate::rendezvous::Leader). All IO runs next to it and
 //! reports back through one queue, so the machines see one event at a time:
 //!
 //! ```text
@@ -52,7 +52,7 @@ pub enum Command {
     /// Let workers quiesce once a round is forming, or stop them if they cannot, all within this time; report
     /// [`GroupReport::Quiesced`] or [`GroupReport::Stopped`].
     Quiesce(Duration),
-    /// Start new workers in the place of those that are gone, without places; report [`GroupReport::Quiesced`] when all
+    /// Start new workers instead of those that are gone, without places; report [`GroupReport::Quiesced`] when all
     /// are warm. If they cannot warm up, stop all and report [`GroupReport::Stopped`].
     WarmUp {
         /// The round that forms without this node.
@@ -208,7 +208,7 @@ impl Node {
     }
 }
 
-/// Bytes from the system that nobody can guess.
+/// Bytes from the system that no one can guess.
 ///
 /// # Errors
 /// The system has none.

@@ -53,7 +53,7 @@ struct Opened {
 }
 
 impl PulseClient {
-    /// Keeps a stream open for as long as it is not told to end.
+    /// Keeps a stream open until it is to end.
     pub(super) async fn run(self) {
         let doubted = Once::new();
         loop {
@@ -157,7 +157,7 @@ impl PulseClient {
         None
     }
 
-    /// Whoever is there is not listened to, and not for dead either: it may be the leader, and the secret another.
+    /// Anyone who is there is not listened to, and not for dead either: it may be the leader, and the secret another.
     fn doubt<T>(&self, doubted: &Once) -> Option<T> {
         doubted.call_once(|| {
             tracing::warn!(
@@ -187,7 +187,7 @@ mod tests {
     const WITHIN: Duration = Duration::from_secs(20);
 
     /// A port where somebody speaks as the leader, knowing this secret or none, and a member that knows `member`'s. What
-    /// the leader is shown is told to `shown`: whether it was a proof by its own secret.
+    /// the leader is shown goes to `shown`: whether it was a proof by its own secret.
     struct Scene {
         words: mpsc::UnboundedReceiver<MemberInput>,
         shown: mpsc::UnboundedReceiver<bool>,

@@ -1,5 +1,5 @@
-//! How the two ends of a pulse stream prove to each other that they know the job's secret: whoever merely reaches a
-//! leader's port speaks for no member, and whoever has come by a leader's address speaks for no leader.
+//! How the two ends of a pulse stream prove to each other that they know the job's secret: anyone who merely reaches a
+//! leader's port speaks for no member, and anyone who has come by a leader's address speaks for no leader.
 //!
 //! ```text
 //!  member                                     leader

@@ -2,7 +2,7 @@
 //! [`bandwidth`](super::bandwidth).
 //!
 //! Anybody may connect here, so what a client can have kept is bounded in every direction: its connections, streams and
-//! messages by number and size, what it says by turns, and what it is told by keeping the newest word alone.
+//! messages by number and size, what it says by turns, and what it hears by keeping the newest word alone.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -64,7 +64,7 @@ struct Served {
 }
 
 impl PeerPort {
-    /// Takes pulses for `job` from here on, as `node`.
+    /// Takes pulses for `job` from now on, as `node`.
     pub(crate) fn open(&self, node: &NodeId, job: &JobId, inbox: LeaderInbox) {
         let mut served = self.lock();
         served.node = node.to_string();
@@ -76,8 +76,8 @@ impl PeerPort {
         self.lock().jobs.remove(job.as_ref());
     }
 
-    /// Names nobody any more: the node that took part here is about to go, and does nothing that others need to fear.
-    /// Asked by then, this port would vouch for a node whose stream and key end in the same moment, and nobody would
+    /// Names no one any more: the node that took part here is about to go, and does nothing that others need to fear.
+    /// Asked by then, this port would vouch for a node whose stream and key end in the same moment, and no one would
     /// ask again.
     pub(crate) fn leave(&self) {
         self.lock().node.clear();
@@ -88,7 +88,7 @@ impl PeerPort {
         self.lock().node = node.to_string();
     }
 
-    /// From here on whoever proves to know this secret is admitted. `None`: nobody is.
+    /// From now on anyone who proves to know this secret is admitted. `None`: no one is.
     pub(super) fn trust(&self, secret: Option<JobSecret>) {
         self.lock().secret = secret;
     }
@@ -157,7 +157,7 @@ async fn serve_checking(
 struct PulseService {
     front: Arc<PeerPort>,
     next: Arc<AtomicU64>,
-    /// For streams, until their end has been told.
+    /// For streams, until their end was reported.
     places: Arc<Semaphore>,
     turns: Arc<Semaphore>,
 }
@@ -269,7 +269,7 @@ async fn hear(
 }
 
 /// The leader's words as a stream that never holds more than the newest: a client that does not read misses those in
-/// between. Each answer, each probe and the leader's proof are told once.
+/// between. Each answer, each probe and the leader's proof are sent once.
 fn newest(words: watch::Receiver<LeaderMessage>) -> impl Stream<Item = Result<LeaderMessage, Status>> + Send {
     futures::stream::unfold((words, LeaderMessage::default()), |(mut words, told)| async move {
         words.changed().await.ok()?;
@@ -306,7 +306,7 @@ mod tests {
         futures::stream::iter([hello].into_iter().chain(beats))
     }
 
-    /// A port with a leader that takes notes when it is told to.
+    /// A port with a leader that takes notes when it is to.
     async fn port(check: Duration) -> (SocketAddr, mpsc::UnboundedReceiver<LeaderNote>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -347,7 +347,7 @@ mod tests {
                 std::future::pending::<()>().await;
             });
         }
-        // More never come than there are turns, however long nobody looks.
+        // More never come than there are turns, however long no one looks.
         let full = async {
             while notes.len() < NOTES {
                 tokio::time::sleep(Duration::from_millis(5)).await;

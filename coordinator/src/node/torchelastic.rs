@@ -55,7 +55,7 @@ impl TorchElastic {
             let input = tokio::select! {
                 Some(input) = inputs.recv() => input,
                 report = reports.recv() => match report {
-                    // Nobody is asked to quiesce here: every change restarts the workers, as torchrun's nodes do.
+                    // No one is asked to quiesce here: every change restarts the workers, as torchrun's nodes do.
                     Some(GroupReport::Started(_) | GroupReport::Quiesced { .. } | GroupReport::Concluded) => continue,
                     Some(GroupReport::Ended { round, outcome }) => Input::Ended { round, outcome },
                     Some(GroupReport::Stopped { master }) => Input::Stopped { master },
@@ -141,7 +141,7 @@ impl Drive<'_> {
 /// and what to do, if there is somebody.
 ///
 /// # Errors
-/// Whether there is somebody cannot be told: for example because the server does not offer the v2 API.
+/// Whether there is somebody is not known: for example because the server does not offer the v2 API.
 pub async fn met_on_v2(etcd: &EtcdV2, paths: &Paths) -> Result<Option<String>> {
     etcd.probe().await?;
     let read = async |key: String| -> Result<Option<Entry>> {

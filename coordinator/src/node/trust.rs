@@ -1,4 +1,4 @@
-//! Whether a node and its job's leader take each other's certificates, looked at before the node joins: once it has a
+//! Whether a node and its job's leader take each other's certificates, checked before the node joins: once it has a
 //! place, a node that the leader cannot hear is in everybody's way.
 
 use elastic_proto::pulse::IdentifyRequest;
@@ -9,8 +9,8 @@ use crate::job::{Keys, LeaderRecord};
 use crate::store::{Result, Store};
 use crate::tls::{MutualTls, refusal_in, trouble_in};
 
-/// Why the leader of the job and this program cannot speak with each other. `None`: they can; or nobody leads, or does
-/// not answer, which is nobody's mistake.
+/// Why the leader of the job and this program cannot speak with each other. `None`: they can; or no one leads, or does
+/// not answer, which is no one's mistake.
 ///
 /// # Errors
 /// The store's.

@@ -1,4 +1,5 @@
-//! Why an operator's request is refused, for whoever passes it on. What is refused is decided where the request is handled.
+//! Why an operator's request is refused, for the program that passes it on. What is refused is decided where the
+//! request is handled.
 
 use crate::job::{JobId, RoundState};
 use crate::removal::RemovalError;
@@ -31,7 +32,7 @@ pub enum OperatorError {
         there: String,
     },
     /// The job has ended.
-    #[error("job {job} has {state} already: nothing can be asked of it; starting its agents again begins it anew")]
+    #[error("job {job} has {state} already: it takes no more requests. To run it again, start its agents again")]
     Ended {
         /// The job.
         job: JobId,
@@ -46,7 +47,7 @@ pub enum OperatorError {
         /// Why not, and what to do.
         refusal: String,
     },
-    /// The job goes on, and its resume point with it.
+    /// The job continues, and its resume point with it.
     #[error("job {job} is {state}: its resume point can be dropped once it has ended (elasticctl close ends it)")]
     NotEnded {
         /// The job.

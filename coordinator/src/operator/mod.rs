@@ -1,8 +1,9 @@
-//! What an operator can see of jobs and ask of them, for whoever passes that on. The job's leader carries it out.
+//! What an operator can see of jobs and ask of them, for the program that passes that on. The job's leader carries it
+//! out.
 //!
 //! Everything an operator asks for is a change of the job's `desired` record, guarded by its mod revision ([`Wish`] says
 //! which there are); of a job that has ended, the resume point can be dropped, or all of it deleted. Nodes are never
-//! touched directly. Who asked stands in the job's history: its line is written in the same transaction.
+//! touched directly. Who asked is in the job's history: its line is written in the same transaction.
 
 mod error;
 mod wish;
@@ -37,12 +38,12 @@ pub struct Operator {
     pub tls: Option<MutualTls>,
 }
 
-/// What came of a wish.
+/// The result of a wish.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Granted {
     /// What is desired of the job now.
     pub desired: Desired,
-    /// What whoever asked should know, for people.
+    /// What the one who asked should know, for people.
     pub advice: Option<String>,
 }
 
@@ -88,7 +89,7 @@ impl Operator {
         })
     }
 
-    /// Asks something of a job in somebody's name. Asking twice for the same changes nothing, and is told once.
+    /// Asks something of a job in somebody's name. Asking twice for the same changes nothing, and is reported once.
     ///
     /// # Errors
     /// [`OperatorError`] says what does not fit; the store's, where an unknown outcome is worth another try.
@@ -121,11 +122,11 @@ impl Operator {
         Err(OperatorError::Contended { job })
     }
 
-    /// Drops the resume point of a job that has ended, so that its next generation begins anew; `None` if it has none.
+    /// Drops the resume point of a job that has ended, so that its next generation begins again; `None` if it has none.
     /// Files are left alone. A job that has begun again meanwhile keeps its resume point.
     ///
     /// # Errors
-    /// [`OperatorError::NotEnded`] while the job goes on; the store's, where an unknown outcome is worth another try.
+    /// [`OperatorError::NotEnded`] while the job continues; the store's, where an unknown outcome is worth another try.
     pub async fn drop_checkpoint(&self, id: &str, by: &Requester) -> Result<Option<Checkpoint>, OperatorError> {
         for _ in 0..TRIES {
             let (name, job, _) = self.job(id).await?;
@@ -146,7 +147,7 @@ impl Operator {
     }
 
     /// Deletes the records of a job that has ended; how many keys there were. With `chosen`, the mod revision of `round`,
-    /// only if the job is still as it was chosen.
+    /// only if the job has not changed since it was chosen.
     ///
     /// # Errors
     /// [`RemovalError`] says why nothing was deleted.

@@ -1,5 +1,5 @@
-//! What can be asked of a job that goes on, and what is desired once it is granted: a pure function of the job's records.
-//! Reading and writing them is [`super::Operator`]'s.
+//! What can be asked of a job that continues, and what is desired once it is granted: a pure function of the job's
+//! records. Reading and writing them is [`super::Operator`]'s.
 //!
 //! A new wish is one more variant of [`Wish`] and its arm in [`granted`].
 
@@ -44,7 +44,7 @@ pub enum Wish {
         /// The node's name, or its id.
         node: String,
     },
-    /// Other bounds, another priority; `None` leaves one as it is.
+    /// Other bounds, another priority; `None` leaves one unchanged.
     Set {
         /// Fewest nodes.
         min: Option<u32>,
@@ -55,7 +55,7 @@ pub enum Wish {
     },
     /// Its workers stop, and its agents wait.
     Pause {},
-    /// A paused job goes on.
+    /// A paused job continues.
     Resume {},
     /// The job ends.
     Close {},
@@ -147,7 +147,7 @@ pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Resu
     Ok(desired)
 }
 
-/// Ends what keeps nodes of this name out: an operator's exclusion, and the one that stands for their failures.
+/// Ends what keeps nodes of this name out: an operator's exclusion, and the one that means their failures.
 fn include(id: &JobId, job: &Job, desired: &mut Desired, name: String) -> Result<(), OperatorError> {
     let faults = job.round.as_ref().map_or(&[][..], |round| &round.value.faults);
     let stands = |node: &str| {
@@ -161,7 +161,7 @@ fn include(id: &JobId, job: &Job, desired: &mut Desired, name: String) -> Result
         return Err(OperatorError::NoSuchNode { job: id.clone(), node: name, there });
     }
     desired.exclude.retain(|excluded| *excluded != name);
-    // What was taken back before, and is over, need not be told any more.
+    // What was taken back before, and is over, need not be sent any more.
     desired.include.retain(|back| stands(&back.node).is_some_and(|exclusion| exclusion.round == back.round));
     if let Some(exclusion) = stands(&name).filter(|exclusion| !desired.takes_back(&name, *exclusion)) {
         desired.include.push(TakenBack { node: name, round: exclusion.round });
@@ -203,7 +203,7 @@ fn no_such_node(id: &JobId, job: &Job, node: &str) -> OperatorError {
     OperatorError::NoSuchNode { job: id.clone(), node: node.to_owned(), there }
 }
 
-/// Whether the job can go on without the nodes that are drained, excluded or evicted.
+/// Whether the job can continue without the nodes that are drained, excluded or evicted.
 fn too_few_advice(job: &Job, desired: &Desired) -> Option<String> {
     let staying = job.nodes.iter().filter(|(id, node)| {
         let (name, phase) = (&node.value.name, node.value.phase);

@@ -70,7 +70,7 @@ fn members_of_the_last_round_are_asked_and_whoever_is_here_keeps_the_job() {
     assert_eq!(asked(&[("evicted/b:1", &tombstone("dead"))]), names(&["a:1"], 0));
     assert_eq!(asked(&[("evicted/b:1", &tombstone("unknown"))]), names(&["a:1", "b:1"], 0));
     assert_eq!(asked(&[("evicted/b:1", &tombstone("fenced"))]), names(&["a:1", "b:1"], 0), "a group may be cut off");
-    assert_eq!(asked(&[("rounds/2/7/b:1", "")]), names(&["a:1"], 1), "a lost key is a member that nobody knows");
+    assert_eq!(asked(&[("rounds/2/7/b:1", "")]), names(&["a:1"], 1), "a lost key is a member that no record names");
     assert_eq!(asked(&[("leader", &leader(true))]), names(&["a:1", "b:1"], 0), "a coordinator is no agent");
     assert_eq!(asked(&[("spec", "")]), names(&["a:1", "b:1"], 0));
 

@@ -17,7 +17,7 @@ pub enum Move {
 
 /// The next move, for the replica that writes `own`.
 ///
-/// Where nobody leads, it claims at once. Where an agent leads, it lets the agent finish a round that is forming: to
+/// Where no one leads, it claims at once. Where an agent leads, it lets the agent finish a round that is forming: to
 /// take over then would cost the job a new plan. A paused job forms its round for as long as the pause lasts, so there
 /// it does not wait. Another replica is left alone: there is nothing to gain. A leader that
 /// took pulses where this replica does now is dead: a port has one owner. A job whose nodes speak TLS where this replica

@@ -30,7 +30,7 @@ use users::Users;
 
 /// To whom the port shows what.
 pub enum Shown {
-    /// How this process does, and the jobs' metrics, to whoever reaches it.
+    /// How this process does, and the jobs' metrics, to anyone who reaches it.
     Monitoring,
     /// The jobs' records too, among them what failed workers wrote.
     Jobs,

@@ -1,4 +1,4 @@
-//! A replica's lease: granted, renewed, granted anew when it is lost.
+//! A replica's lease: granted, renewed, granted again when it is lost.
 
 use std::sync::Arc;
 use std::time::Duration;

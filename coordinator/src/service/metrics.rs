@@ -1,4 +1,4 @@
-//! What Prometheus is told: gauges out of the jobs' records at each scrape, counters out of their changes. The meaning
+//! What Prometheus reads: gauges out of the jobs' records at each scrape, counters out of their changes. The meaning
 //! of each name is documented in `docs/metrics.md`.
 
 use std::collections::BTreeMap;
@@ -399,7 +399,7 @@ mod tests {
         assert!(alerts.contains("- alert: "), "no alerts");
         asked.push(alerts.to_owned());
         let names = asked.iter().flat_map(|text| text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')));
-        // What agents serve is looked at in their own tests.
+        // What agents serve is checked in their own tests.
         let ours = |name: &&str| name.starts_with("elastic_") && !name.starts_with("elastic_agent_");
         let names: Vec<&str> = names.filter(ours).collect();
         assert!(names.len() >= 10, "{names:?}");

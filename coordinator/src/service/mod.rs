@@ -12,7 +12,7 @@
 //! | [`claim`] | which jobs to lead, as a pure function |
 //! | [`lease`] | the replica's lease |
 //! | [`retention`] | which jobs that have ended are deleted, as a pure function; `sweep` deletes them |
-//! | [`metrics`] | what Prometheus is told |
+//! | [`metrics`] | what Prometheus reads |
 //! | [`http`] | `/live`, `/ready`, `/metrics`, the JSON and the gRPC API, and the web page |
 
 pub mod claim;
@@ -45,7 +45,7 @@ use metrics::Metrics;
 use retention::Policy;
 use sweep::Sweep;
 
-/// How often everything is looked at again, whatever the events say.
+/// How often everything is checked again, whatever the events say.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Pause after the store failed.
@@ -117,7 +117,7 @@ impl Shared {
         }
     }
 
-    /// Everything Prometheus is told, in its text format.
+    /// Everything that Prometheus reads, in its text format.
     pub fn render(&self) -> String {
         self.metrics.render(self.overview().as_ref(), self.tls.as_ref().map(MutualTls::good_until))
     }
@@ -239,7 +239,7 @@ impl Service {
         }
     }
 
-    /// Takes in an event; the job to be looked at, if one is.
+    /// Takes in an event; the job to be checked, if one is.
     fn event(&mut self, event: &crate::store::Event) -> Option<JobId> {
         let now = Time::now();
         let shared = Arc::clone(&self.shared);
@@ -342,7 +342,7 @@ impl Service {
         Txn::of([Op::delete(&leader)]).guarded([Guard::modified(leader, term)])
     }
 
-    /// Who leads is told by the watch alone, so an unknown outcome needs no care.
+    /// The watch says who leads, so an unknown outcome needs no care.
     fn answered(&mut self, answer: Answered) {
         self.asked.remove(&answer.job);
         if let Err(error) = answer.result {

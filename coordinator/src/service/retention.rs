@@ -28,7 +28,7 @@ impl Policy {
 /// The jobs to be deleted, the one that ended first at first. `now_ms` is the wall clock's: milliseconds since the Unix
 /// epoch.
 ///
-/// A job counts once it has ended and nobody is there: no node that is not done, and no leader, be it another replica
+/// A job counts once it has ended and no one is there: no node that is not done, and no leader, be it another replica
 /// that still tidies up. One whose end no history tells is kept, and so is one of another protocol version.
 pub fn expired(jobs: &BTreeMap<JobId, Job>, now_ms: u64, policy: Policy) -> Vec<JobId> {
     let mut ended: Vec<(u64, &JobId)> =

@@ -87,7 +87,7 @@ impl Sweep {
                 tracing::info!(%job, keys, "deleted: it is kept no longer (--keep-finished, --keep-finished-count)");
                 metrics.deleted();
             }
-            // Another replica or an operator was first, or it began anew: the watch tells.
+            // Another replica or an operator was first, or it began again: the watch tells.
             Err(RemovalError::NoSuchJob { .. } | RemovalError::NotEnded { .. } | RemovalError::Changed { .. }) => {}
             // As ever right after a job's end.
             Err(error @ RemovalError::Agents { .. }) => {

@@ -1,8 +1,9 @@
-//! Mutual TLS 1.3 by a private authority: whoever holds one of its certificates may act as a node, and nobody else.
+//! Mutual TLS 1.3 by a private authority: anyone who holds one of its certificates may act as a node, and no one else.
 //!
-//! The names in certificates are not compared. Whoever holds a node's certificate may join as a node anyhow, addresses of
-//! nodes come and go, and which job and which node somebody speaks for is proved by the job's secret. Sessions are not
-//! resumed: each connection shows its certificate anew, so that one which has ended is of no use any more.
+//! The names in certificates are not compared. Anyone who holds a node's certificate may join as a node anyhow,
+//! addresses of nodes come and go, and which job and which node somebody speaks for is proved by the job's secret.
+//! Sessions are not resumed: each connection shows its certificate again, so that one which has ended is of no use any
+//! more.
 
 use std::fmt;
 use std::future::Future;
@@ -180,7 +181,7 @@ impl Ends {
     }
 }
 
-/// When a certificate ends. Nobody would accept one that has: better to say so here.
+/// When a certificate ends. No one would accept one that has: better to say so here.
 fn end_of(file: &str, chain: &[CertificateDer<'_>]) -> Result<u64, String> {
     let (_, own) = X509Certificate::from_der(&chain[0]).map_err(|error| format!("{file}: {error}"))?;
     let until = u64::try_from(own.validity().not_after.timestamp()).unwrap_or(0);
@@ -193,7 +194,7 @@ fn end_of(file: &str, chain: &[CertificateDer<'_>]) -> Result<u64, String> {
     ))
 }
 
-/// Takes whoever shows a certificate of the authority, whatever its name.
+/// Takes every client that shows a certificate of the authority, whatever its name.
 #[derive(Debug)]
 pub(super) struct Anyone {
     pub(super) roots: Arc<RootCertStore>,

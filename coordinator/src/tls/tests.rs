@@ -72,7 +72,7 @@ async fn echo(tls: Option<MutualTls>) -> SocketAddr {
     address
 }
 
-/// Whether the port answers whoever has this; or why not.
+/// Whether the port answers a client with this; or why not.
 async fn asks(tls: &MutualTls, at: SocketAddr) -> Result<(), String> {
     let exchange = async {
         let mut stream = tls.connect("127.0.0.1", at.port()).await?;

@@ -7,7 +7,7 @@ use rustls::{AlertDescription, CertificateError, Error as TlsError};
 /// What each explanation begins with, so that it is found again in a longer message.
 const BEGINS: &str = "peers' TLS: ";
 
-/// Puts what the failure means in the place of TLS's words, where the failure is TLS's.
+/// Puts what the failure means instead of TLS's words, where the failure is TLS's.
 pub(crate) fn explain(error: io::Error) -> io::Error {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>());
     match inner.map(meaning) {

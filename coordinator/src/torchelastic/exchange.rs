@@ -42,7 +42,7 @@ pub(super) struct Own<'a> {
     pub(super) slots: u32,
     /// Where rank 0 would listen here.
     pub(super) master: Option<&'a Endpoint>,
-    /// All nodes are alike, and were told so: no ranks are exchanged.
+    /// All nodes are alike, and know it: no ranks are exchanged.
     pub(super) identical: bool,
 }
 
@@ -118,8 +118,8 @@ pub(super) fn ranks(files: &Files, own: Own<'_>, size: u32) -> Option<Ranks> {
     Some(Ranks { first_rank, world_size, role_rank_base, role_world_size, master: Endpoint { host, port } })
 }
 
-/// What would keep a member that waits from going on when others have died, and nobody else will write it: bogus places
-/// that let it start its workers, notice that the round is over, and stop them.
+/// What would keep a member that waits from continuing when others have died, and no one else will write it: bogus
+/// places that let it start its workers, notice that the round is over, and stop them.
 pub(super) fn to_fill_in(files: &Files, own: Own<'_>, size: u32, dead: &[u32]) -> Option<(String, String)> {
     let missing = |key: &str| files.kv_raw(key).is_none();
     for rank in dead {
@@ -196,7 +196,7 @@ mod tests {
         view.set_file("1", &kv_file(key), Some(&kv_value(value)));
     }
 
-    /// Lets every node tell what it has to, until nobody has anything left.
+    /// Lets every node tell what it has to, until no one has anything left.
     fn exchanged(nodes: &[(&str, u32)], identical: bool) -> (VersionView, Vec<Option<Ranks>>) {
         let (mut view, master) = (empty(), endpoint());
         let own = |rank: usize| {
@@ -248,7 +248,7 @@ mod tests {
         let files = view.files("1").unwrap();
         assert_eq!((to_tell(files, own, 2), ranks(files, own, 2), silent(files, 2)), (None, None, vec![1]));
 
-        // Once the other is dead, its part is made up, so that whoever waits for it goes on
+        // Once the other is dead, its part is made up, so that anyone who waits for it continues
         let (key, value) = to_fill_in(files, own, 2, &[1]).unwrap();
         tell(&mut view, &key, &value);
         assert!(to_tell(view.files("1").unwrap(), own, 2).unwrap().0.contains("assigned_ranks/0"));

@@ -10,7 +10,7 @@
 //! | `exchange` | ranks and rank 0's address, told through the version's key-value store |
 //! | [`participant`] | the machine |
 //!
-//! There is no leader: each node reads the state and writes the next one, if nobody was faster.
+//! There is no leader: each node reads the state and writes the next one, if no one was faster.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 

@@ -27,7 +27,7 @@ pub enum RendezvousStatus {
     Frozen,
     /// All have confirmed: the group works.
     Final,
-    /// Nobody may come any more, ever.
+    /// No one may come any more, ever.
     Closed,
 }
 
@@ -120,7 +120,7 @@ impl RendezvousState {
         }
     }
 
-    /// The state as it is written.
+    /// The written state.
     pub fn text(&self) -> String {
         // Nothing in it can fail to be JSON.
         serde_json::to_string(self).unwrap_or_default()
@@ -146,7 +146,7 @@ impl RendezvousState {
         self.num_workers_waiting.unwrap_or(0)
     }
 
-    /// With one more member: `agent`, who gets the next rank. At `max` members nobody else can come.
+    /// With one more member: `agent`, who gets the next rank. At `max` members no one else can come.
     #[must_use]
     pub fn joined(mut self, agent: &str, max: u32) -> (RendezvousState, u32) {
         let rank = self.size();
@@ -156,7 +156,7 @@ impl RendezvousState {
         (state, rank)
     }
 
-    /// With nobody else let in.
+    /// With no one else let in.
     #[must_use]
     pub fn frozen(mut self) -> RendezvousState {
         self.status = RendezvousStatus::Frozen;

@@ -6,7 +6,7 @@ use super::keys::{Paths, kv_file, kv_key, kv_text, rank_file};
 use super::state::RendezvousState;
 use crate::etcd_v2::{Entry, News};
 
-/// The state, and as which string it stands there.
+/// The state, and as which string it is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Active {
     pub(super) raw: String,
@@ -32,7 +32,7 @@ impl Files {
         self.entries.get(&kv_file(key)).and_then(|value| kv_text(value))
     }
 
-    /// The same as it stands there.
+    /// The same, as written there.
     pub(super) fn kv_raw(&self, key: &str) -> Option<&String> {
         self.entries.get(&kv_file(key))
     }
@@ -80,7 +80,7 @@ impl VersionView {
         self.files.as_ref().filter(|files| files.version == version)
     }
 
-    /// Where the watch goes on; none before anything was read.
+    /// Where the watch continues; none before anything was read.
     pub(super) fn next(&self) -> Option<u64> {
         self.next
     }

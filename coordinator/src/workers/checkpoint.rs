@@ -29,7 +29,7 @@ pub enum CommitError {
         /// The step published.
         published: u64,
     },
-    /// No node could go on from it.
+    /// No node could continue from it.
     #[error("{0}")]
     Unfit(String),
     /// The record under `checkpoint` is not ours.
@@ -54,7 +54,7 @@ impl CommitError {
 /// The highest step that is taken. Readers of JSON round larger numbers, and no later step could ever be published.
 const LAST_STEP: u64 = (1 << 53) - 1;
 
-/// Whether a job could go on from `checkpoint`, as far as its record tells.
+/// Whether a job could continue from `checkpoint`, as far as its record tells.
 fn check(checkpoint: &Checkpoint) -> Result<(), CommitError> {
     let Checkpoint { step, path, .. } = checkpoint;
     if *step > LAST_STEP {
@@ -178,7 +178,7 @@ fn leaves(phase: Phase) -> bool {
 }
 
 /// Which of the last round's members publishes at its end: the one with the lowest ranks of those that are still there.
-/// Nobody where the job has not failed and one of them goes on with it.
+/// No one where the job has not failed and one of them continues with it.
 fn last_publisher(failed: bool, there: &[(NodeId, u32, Phase)]) -> Option<&NodeId> {
     if !failed && !there.iter().all(|(.., phase)| leaves(*phase)) {
         return None;

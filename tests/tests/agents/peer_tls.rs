@@ -211,7 +211,7 @@ async fn certificates_are_never_overwritten_and_their_keys_are_only_the_owners()
     let before = ["ca.pem", "ca-key.pem", "a.pem", "a-key.pem"].map(read);
     for (what, names, why) in [
         ("authority", vec![], "an authority is never overwritten"),
-        ("node", vec!["b", "a"], "is there already: --renew makes it anew"),
+        ("node", vec!["b", "a"], "is there already: --renew makes a new one"),
         ("node", vec!["--renew", "c"], "is not there: leave --renew out"),
         ("node", vec!["../a"], "is no name of a host"),
         ("node", vec!["ca"], "the authority has that name"),

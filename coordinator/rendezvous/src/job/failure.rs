@@ -32,8 +32,8 @@ pub enum FailureClass {
     /// The node had to stop its workers, as its lease lapsed or its guard was killed, or had no room to start them. A
     /// membership change, not a failure; it explains what the node's peers say.
     Lost,
-    /// A worker ended by a signal that asks programs to stop, and that its agent did not send: whoever sent it knew of
-    /// something before.
+    /// A worker ended by a signal that asks programs to stop, and that its agent did not send: anyone who sent it knew
+    /// of something before.
     Signalled,
     /// The worker's own exception, exit code or fatal signal; also a class of a later release, so that it is counted.
     #[serde(other)]

@@ -30,7 +30,7 @@ pub struct Faults {
 pub struct Exclusion {
     /// The round that was formed without it. Tells one exclusion of a node from the next.
     pub round: u64,
-    /// How long, from when a leader first sees it on its own clock: a new leader begins anew.
+    /// How long, from when a leader first sees it on its own clock: a new leader begins again.
     #[serde(rename = "lasts_ms", with = "millis")]
     pub lasts: Duration,
 }

@@ -13,7 +13,7 @@ pub fn write(keys: &Keys, number: u64, event: &EventRecord) -> Vec<Op> {
     [Op::put(keys.event(number), to_json(event))].into_iter().chain(old).collect()
 }
 
-/// Holds while nobody else has written that line: leader and operators write side by side.
+/// Holds while no one else has written that line: leader and operators write side by side.
 pub fn unwritten(keys: &Keys, number: u64) -> Guard {
     Guard::absent(keys.event(number))
 }

@@ -95,7 +95,7 @@ impl NodeId {
         NodeId(text.to_owned())
     }
 
-    /// The text, as it stands in keys.
+    /// The text that keys hold.
     pub fn as_str(&self) -> &str {
         &self.0
     }

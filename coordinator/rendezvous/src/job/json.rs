@@ -1,5 +1,5 @@
 //! Jobs as programs read them: what `elasticctl -o json` prints and the coordinator's HTTP API answers. The records in
-//! them are as they are stored (`docs/protocol.md`).
+//! them have their stored form (`docs/protocol.md`).
 
 use serde_json::{Value, json};
 

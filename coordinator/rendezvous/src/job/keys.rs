@@ -178,7 +178,7 @@ impl Keys {
         key.strip_prefix(&Keys::jobs(prefix))?.split_once('/')?.0.parse().ok()
     }
 
-    /// What a key of this job holds; `None` for one that is not ours, of a barrier, or the secret, which nobody is to
+    /// What a key of this job holds; `None` for one that is not ours, of a barrier, or the secret, which no one is to
     /// see.
     pub fn part(&self, key: &str) -> Option<JobKey> {
         match key.strip_prefix(&self.root)? {

@@ -30,7 +30,7 @@ pub struct Job {
     pub desired: Option<Versioned<Desired>>,
     /// Who decides.
     pub leader: Option<Versioned<LeaderRecord>>,
-    /// The mod revision of a `leader` record that nobody holds, for whoever replaces it; [`Revision::NONE`]: there is
+    /// The mod revision of a `leader` record that no one holds, for its successor; [`Revision::NONE`]: there is
     /// none.
     pub vacant: Revision,
     /// The current round.
@@ -58,7 +58,7 @@ pub struct Job {
 pub enum Change {
     /// Someone began to lead.
     Term(Versioned<LeaderRecord>),
-    /// Nobody leads any more.
+    /// No one leads any more.
     Leaderless,
     /// The round was written.
     Round(Box<RoundRecord>),
@@ -267,8 +267,8 @@ impl Job {
         nodes.chain(leader).map(|release| release.map(|release| release.version.as_str())).collect()
     }
 
-    /// When the job ended, in milliseconds since the Unix epoch on the clock of whoever led it then; `None` while it has
-    /// not ended, or where no history tells. What an operator asked afterwards does not count.
+    /// When the job ended, in milliseconds since the Unix epoch on the clock of the leader of that time; `None` while
+    /// it has not ended, or where no history tells. What an operator asked afterwards does not count.
     pub fn ended_ms(&self) -> Option<u64> {
         self.round.as_ref().filter(|round| round.value.state.is_final())?;
         self.events.values().rev().find(|event| event.asked_by.is_none()).map(|event| event.at_ms)

@@ -1,4 +1,4 @@
-//! How far a job's workers have come. People and dashboards are told by [`ProgressRecord`], which decides nothing;
+//! How far a job's workers have come. People and dashboards read it in [`ProgressRecord`], which decides nothing;
 //! leaders know by [`Advance`] whether restarts still help.
 
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ pub struct ProgressRecord {
 /// A step that was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepDone {
-    /// Steps done with it.
+    /// Steps that it has done.
     pub step: u64,
     /// Milliseconds since the Unix epoch when it was done.
     pub at_ms: u64,
@@ -178,7 +178,7 @@ mod tests {
             (seen(2, (22, 140), (37, 155)), 37, 37, Some(1.0), 26, Some(47)),
             // and then nothing happens for a while.
             (seen(2, (22, 140), (37, 155)), 37, 37, None, 26, Some(47)),
-            // A round of which the first look comes late.
+            // The first look at this round comes late.
             (seen(3, (38, 160), (58, 170)), 58, 58, Some(2.0), 36, Some(51)),
         ];
         let mut record = None;

@@ -97,7 +97,7 @@ pub struct NodeRecord {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub warms_up: bool,
     /// As it waits for a place: whether some of its workers of the last round have died, and it could start new ones
-    /// ahead. Where the others are enough, they go on without it until those are warm.
+    /// ahead. Where the others are enough, they continue without it until those are warm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lacks_workers: bool,
     /// Whether it introduces its host to the workers' store of its round: it knows the job's secret, and was started
@@ -170,13 +170,13 @@ pub struct RoundRecord {
     /// Grows by one with each round, over all generations.
     #[serde(deserialize_with = "counted")]
     pub number: u64,
-    /// Grows by one when a job is begun anew.
+    /// Grows by one when a job is begun again.
     #[serde(deserialize_with = "counted")]
     pub generation: u64,
     /// Where it stands.
     pub state: RoundState,
-    /// The last sealed round: while forming, the one whose members must be done with first; else this one. None where
-    /// there is nobody to be done with: no round was sealed yet, or all of the last one have left.
+    /// The last sealed round: while forming, the one whose members must have ended first; else this one. None where
+    /// no member is left to wait for: no round was sealed yet, or all of the last one have left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<Sealed>,
     /// Nodes in it, once sealed.
@@ -188,7 +188,7 @@ pub struct RoundRecord {
     /// Where rank 0's bootstrap listens, once sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub master: Option<Endpoint>,
-    /// Once sealed: all its members introduce their hosts to the workers' store, so that it serves nobody else.
+    /// Once sealed: all its members introduce their hosts to the workers' store, so that it serves no one else.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub members_only: bool,
     /// Restarts charged to the job so far.
@@ -278,7 +278,7 @@ impl LeaderRecord {
     /// Who holds a `leader` key.
     ///
     /// # Errors
-    /// Why nobody does: what stands there is not one of ours, or hangs on no lease, which would never end it. Whoever
+    /// Why no one does: what is there is not one of ours, or hangs on no lease, which would never end it. Who
     /// campaigns writes over it.
     pub fn held(kv: &KeyValue) -> Result<Versioned<LeaderRecord>, String> {
         let record = Versioned::parse(kv)?;

@@ -30,7 +30,7 @@ impl Requester {
     /// Most bytes of a name.
     pub const LONGEST_NAME: usize = 64;
 
-    /// Whether a name can stand in a line for people: neither empty nor long, and without control characters.
+    /// Whether a name can be in a line for people: neither empty nor long, and without control characters.
     pub fn is_name(name: &str) -> bool {
         !name.trim().is_empty() && name.len() <= Requester::LONGEST_NAME && !name.chars().any(char::is_control)
     }

@@ -1,5 +1,5 @@
 //! The secret of a job: it proves, to an agent of the job, that somebody may read the job's keys in the store. It
-//! encrypts nothing, and chance comes from whoever makes it.
+//! encrypts nothing, and chance comes from the caller.
 
 use std::fmt;
 

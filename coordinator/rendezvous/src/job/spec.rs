@@ -266,7 +266,7 @@ pub struct Desired {
     /// Who has changed this record last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Asked>,
-    /// What a newer version asks for. It stays as it is when this version changes the rest.
+    /// What a newer version asks for. It stays unchanged when this version changes the rest.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -276,7 +276,7 @@ pub struct Desired {
 pub struct Asked {
     /// Who.
     pub by: Requester,
-    /// Milliseconds since the Unix epoch on the clock of whoever passed it on, for people.
+    /// Milliseconds since the Unix epoch on the clock of the program that passed it on, for people.
     pub at_ms: u64,
     /// The number of the history's line, written in the same transaction.
     pub event: u64,

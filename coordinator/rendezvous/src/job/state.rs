@@ -1,4 +1,4 @@
-//! Where a job stands, as people and programs are told: its round's state, and whether it is paused. What a leader
+//! Where a job stands, as people and programs see it: its round's state, and whether it is paused. What a leader
 //! decides by is the round's record alone.
 
 use std::fmt;

@@ -13,7 +13,7 @@ pub const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
 /// What is known of a lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseStatus {
-    /// Time left, if nobody renews it.
+    /// Time left, if no one renews it.
     pub left: Duration,
     /// Time it was granted for, and is renewed for.
     pub granted: Duration,
@@ -76,7 +76,7 @@ impl Leases {
         Some(lease)
     }
 
-    /// A positive id that nobody holds.
+    /// A positive id that no one holds.
     fn unused_id(&mut self) -> LeaseId {
         loop {
             let id = self.next_id;

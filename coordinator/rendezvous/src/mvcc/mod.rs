@@ -46,13 +46,13 @@ pub struct Limits {
     pub request_bytes: usize,
     /// Bytes of live keys and values; a write that would exceed it is refused with [`Error::NoSpace`].
     pub live_bytes: usize,
-    /// Live keys; likewise.
+    /// Live keys; the same.
     pub live_keys: usize,
-    /// Leases; likewise.
+    /// Leases; the same.
     pub leases: usize,
     /// Revisions of history kept; older ones are compacted away by themselves.
     pub history_revisions: i64,
-    /// Bytes of history kept; likewise. The newest revision is always kept.
+    /// Bytes of history kept; the same. The newest revision is always kept.
     pub history_bytes: usize,
     /// Shortest lease; a shorter wish is raised to it. etcd's is one and a half election timeouts in whole seconds,
     /// which by default makes two.
@@ -87,7 +87,7 @@ pub struct Mvcc {
 
 impl Mvcc {
     /// An empty store. Like etcd's its revision is 1, so the first write has revision 2. `first_lease` is where the
-    /// ids of leases that nobody chose an id for start: a store that takes another's place starts elsewhere, so that a
+    /// ids of leases that no one chose an id for start: a store that takes another's place starts elsewhere, so that a
     /// client of the old one cannot renew a stranger's lease.
     pub fn new(limits: Limits, first_lease: LeaseId) -> Mvcc {
         Mvcc {

@@ -312,7 +312,7 @@ pub struct MvccEvent {
 }
 
 impl MvccEvent {
-    /// Bytes it is charged for. The record before is charged too: once older history is gone, nobody else holds it.
+    /// Bytes it is charged for. The record before is charged too: once older history is gone, no one else holds it.
     pub fn size(&self) -> usize {
         let record = self.record.as_ref().map_or(0, |record| record.size());
         let prev = self.prev.as_ref().map_or(0, |record| record.size());

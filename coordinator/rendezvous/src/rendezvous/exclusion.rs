@@ -2,7 +2,7 @@
 //!
 //! A node is excluded once as many failures as [`Spec::exclude_after`] were charged to the job by it, if there are enough
 //! nodes without it. Each time it lasts longer. A node that was quiet for an hour is as good as new. How often it failed
-//! stands in the round's record; the times are a leader's own, so a new leader counts from when it began to lead.
+//! is in the round's record; the times are a leader's own, so a new leader counts from when it began to lead.
 //!
 //! [`Spec::exclude_after`]: crate::job::Spec::exclude_after
 

@@ -40,7 +40,7 @@ pub(super) fn in_order(candidates: Vec<(&NodeId, Option<u32>)>, most: usize) -> 
 
 /// Gives ranks to `places` in their order: contiguous over all workers, and within each role.
 ///
-/// As torchrun does it: a node's first rank is the sum of the slots before it, its role rank likewise among the nodes
+/// As torchrun does it: a node's first rank is the sum of the slots before it, its role rank the same among the nodes
 /// of its role.
 pub(super) fn seats(view: &View, places: &[&NodeId]) -> Vec<Seat> {
     let records: Vec<_> = places.iter().filter_map(|node| Some((*node, &view.roster.node(node)?.record))).collect();

@@ -42,7 +42,7 @@ pub struct View {
     pub tombstones: BTreeMap<NodeId, Time>,
     /// Nodes whose keys hold no record of ours, by when these were written.
     pub strays: BTreeMap<NodeId, Revision>,
-    /// Why nobody knows where training resumes, while no round is sealed, and so nobody is at work.
+    /// Why no one knows where training resumes, while no round is sealed, and so no one is at work.
     pub unreadable_checkpoint: Option<String>,
 }
 
@@ -97,7 +97,7 @@ impl View {
         self.roster.node(node).filter(|n| n.record.round == Some(round)).map(|n| n.record.phase)
     }
 
-    /// What is missing of the last sealed round's rank keys, for people. Without them nobody knows who may still be at
+    /// What is missing of the last sealed round's rank keys, for people. Without them no one knows who may still be at
     /// work: nothing follows from what the other members say, not even that all have said it.
     pub(super) fn damage(&self) -> Option<String> {
         let sealed = self.round.value.sealed?;
@@ -113,8 +113,8 @@ impl View {
         })
     }
 
-    /// Tombstones that tell nobody anything any more, and those that will be so, with the time from which on: all but of
-    /// members, of whom they say how surely they are lost.
+    /// Tombstones that tell no one anything any more, and those that will be so, with the time from which on: all but
+    /// of members, of whom they say how surely they are lost.
     pub(super) fn old_tombstones(&self) -> impl Iterator<Item = (Time, &NodeId)> {
         // Its node's workers end by their fence point, and so does any write of its agent that is under way: in half of
         // this time. A node that comes back later finds the group gone on without it, and comes as a newcomer.
@@ -148,7 +148,7 @@ impl View {
         Some(self.roster.all_opened()?.unwrap_or(Time::ZERO).max(self.elected))
     }
 
-    /// [`View::counting_since`], or its bound: nobody is vouched for longer than the takeover delay.
+    /// [`View::counting_since`], or its bound: no one is vouched for longer than the takeover delay.
     pub(super) fn counting_or_bound(&self) -> Time {
         let bound = self.elected + self.spec.timings.takeover_delay;
         self.counting_since().map_or(bound, |since| since.min(bound))
@@ -160,9 +160,9 @@ impl View {
         self.spec.on_store_loss == OnStoreLoss::Wait && !matches!(self.roster.all_opened(), Some(Some(_)))
     }
 
-    /// Since when the former leader is silent to the node that leads now, if that is a member. Nobody has vouched for the
-    /// former leader since, not even it itself: for that each member must have answered. And what else keeps its workers
-    /// alive ended with its lease, on which its key hung.
+    /// Since when the former leader is silent to the node that leads now, if that is a member. No one has vouched for
+    /// the former leader since, not even it itself: for that each member must have answered. And what else keeps its
+    /// workers alive ended with its lease, on which its key hung.
     fn former_silent_since(&self, node: &NodeId) -> Option<Time> {
         let former = self.former.as_ref().filter(|former| former.node == *node && self.roster.has_own())?;
         Some(former.silent_since)

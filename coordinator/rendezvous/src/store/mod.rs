@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 /// What store calls return.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
-/// A point in the store's history. Zero stands for "never": as a guard it means that the key is absent.
+/// A point in the store's history. Zero means "never": as a guard it means that the key is absent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Revision(pub i64);
@@ -358,7 +358,7 @@ pub enum WatchUpdate {
         /// Every key in scope, in key order.
         values: Vec<KeyValue>,
     },
-    /// The watch cannot go on: the store behind it is another one than before, or refuses us. Nothing follows.
+    /// The watch cannot continue: the store behind it is another one than before, or refuses us. Nothing follows.
     Broken(StoreError),
 }
 

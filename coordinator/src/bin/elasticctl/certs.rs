@@ -97,7 +97,7 @@ fn authority(folder: &Path, valid: Duration) -> anyhow::Result<Made> {
     let mut params = params(Vec::new(), valid)?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    // Each has a name of its own, so that those of two authorities are told apart.
+    // Each has a name of its own, so that one can tell two authorities apart.
     let name = format!("elastic authority {}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
     params.distinguished_name.push(DnType::CommonName, &name);
     let (until, key) = (params.not_after, KeyPair::generate()?);
@@ -120,7 +120,7 @@ fn nodes(folder: &Path, names: &[String], valid: Duration, renew: bool) -> anyho
     // Before the first is made.
     for file in names.iter().map(|hosts| files(&hosts[0])).flat_map(|(certificate, key)| [certificate, key]) {
         let (there, name) = (file.exists(), file.display());
-        ensure!(renew || !there, "{name} is there already: --renew makes it anew, with the same key");
+        ensure!(renew || !there, "{name} is there already: --renew makes a new one, with the same key");
         ensure!(!renew || there, "{name} is not there: leave --renew out to make it");
     }
     let mut made = Vec::new();
@@ -192,7 +192,7 @@ fn write_new(file: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
     written.with_context(|| format!("write {}", file.display()))
 }
 
-/// In one step, so that whoever reads the file finds the old text or the new one.
+/// In one step, so that anyone who reads the file finds the old text or the new one.
 fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
     let beside = file.with_extension("pem.new");
     match std::fs::remove_file(&beside) {

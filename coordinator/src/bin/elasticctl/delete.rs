@@ -19,7 +19,7 @@ pub(crate) async fn one(operator: &Operator, job: &str, dry_run: bool, json: boo
     if json { print_json(&record(&id, keys, dry_run)) } else { print(&line(&id, keys, dry_run)) }
 }
 
-/// Deletes all jobs that ended longer ago than `older_than`. What cannot be deleted is said, and the others go on.
+/// Deletes all jobs that ended longer ago than `older_than`. What cannot be deleted is said, and the others continue.
 #[allow(clippy::print_stderr)]
 pub(crate) async fn finished(
     operator: &Operator,

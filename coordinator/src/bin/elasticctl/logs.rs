@@ -128,7 +128,7 @@ async fn follow(
     let mut overview = Overview::new(&operator.prefix);
     let asking = Arc::new(asking);
     let (heard, mut hearing) = mpsc::channel(AHEAD);
-    // By port: an agent that was evicted goes on under another node's id, in the same stream.
+    // By port: an agent that was evicted continues under another node's id, in the same stream.
     let mut reading = BTreeSet::new();
     for target in targets {
         reading.insert(target.peer.clone());
@@ -199,7 +199,7 @@ fn listen(asking: &Arc<Asking>, target: Target, lines: u32, pause: Duration, hea
             anyhow::Ok(())
         };
         let ended = read.await;
-        // Nobody hears it once the command has ended.
+        // No one hears it once the command has ended.
         let _ = heard.send((target, Heard::Ended(ended))).await;
     });
 }
@@ -228,7 +228,7 @@ fn targets(id: &JobId, job: &Job, flags: &LogsFlags) -> anyhow::Result<Vec<Targe
     Ok(found.into_iter().map(|(_, node, record)| Target { node: node.clone(), peer: record.peer.clone() }).collect())
 }
 
-/// Why there is nobody to ask, and where to look instead.
+/// Why there is no one to ask, and where to look instead.
 fn nobody(id: &JobId, job: &Job, round: &RoundRecord, flags: &LogsFlags) -> String {
     let sealed = round.sealed;
     let members: BTreeMap<u32, _> = (job.ranks.iter())
@@ -268,7 +268,7 @@ struct Printer {
 }
 
 impl Printer {
-    /// Prints outside of the runtime's thread, so that agents hear from a reader whose terminal stands still.
+    /// Prints outside of the runtime's thread, so that agents hear from a reader whose terminal stops.
     async fn print(&self, node: &str, reply: LogsReply) -> anyhow::Result<()> {
         if !reply.note.is_empty() {
             tell(&format!("node {node}: {}", reply.note));

@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     runtime.shutdown_background();
     match done {
         Ok(code) => code,
-        // Whoever reads our output has seen enough.
+        // Anyone who reads our output has seen enough.
         Err(error) if error.downcast_ref::<std::io::Error>().is_some_and(is_closed_pipe) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("elasticctl: {error:#}");

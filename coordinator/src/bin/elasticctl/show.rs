@@ -25,7 +25,7 @@ pub(crate) fn jobs(overview: &Overview) -> String {
 fn unusual_protocol(job: &Job) -> Option<String> {
     let (version, newest) = (job.protocol.as_ref()?.version, Protocols::OURS.newest);
     let older =
-        || format!("the job speaks protocol version {version} until it begins anew, and the newest here is {newest}");
+        || format!("the job speaks protocol version {version} until it starts again, and the newest here is {newest}");
     job.refusal().or_else(|| (version < newest).then(older))
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     );
     if let Some(desired) = job.desired.as_ref().map(|desired| &desired.value) {
         say("closed", desired.closed.then(|| "asked for".to_owned()));
-        say("paused", desired.paused.then(|| format!("asked for; elasticctl resume {id} goes on")));
+        say("paused", desired.paused.then(|| format!("asked for; elasticctl resume {id} continues it")));
         say("drained", (!desired.drain.is_empty()).then(|| desired.drain.join(", ")));
         say("excluded", (!desired.exclude.is_empty()).then(|| desired.exclude.join(", ")));
         say("asked last", desired.asked.as_ref().map(|asked| format!("by {} at {} UTC", asked.by, utc(asked.at_ms))));

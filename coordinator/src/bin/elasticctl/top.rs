@@ -23,7 +23,7 @@ use elastic_coordinator::operator::Operator;
 use screen::{Next, Screen};
 use terminal::Terminal;
 
-/// Time between two pictures when nothing happens: the clock goes on.
+/// Time between two pictures when nothing happens: the clock continues.
 const TICK: Duration = Duration::from_secs(1);
 /// Time between two pictures of jobs that change all the time.
 const LEAST: Duration = Duration::from_millis(200);

@@ -21,7 +21,7 @@ const WINDOW: u32 = 16 << 20;
 /// Why nothing could be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum BandwidthError {
-    /// Nobody listens there, or the network does not lead there.
+    /// No one listens there, or the network does not lead there.
     #[error("its agent is not reached from here: {0}")]
     Unreached(String),
     /// The agent refuses, measures with somebody else, or has gone.

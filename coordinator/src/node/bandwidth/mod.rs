@@ -11,7 +11,7 @@
 //!    │ ◀──────────── bytes, for one second ─ │
 //! ```
 //!
-//! A job's training goes on meanwhile, so an agent serves one client at once, and none for long.
+//! A job's training continues meanwhile, so an agent serves one client at once, and none for long.
 
 mod client;
 mod server;

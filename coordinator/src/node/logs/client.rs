@@ -15,7 +15,7 @@ use crate::tls::MutualTls;
 /// Why a node's logs cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LogsError {
-    /// Nobody listens there, or the network does not lead there.
+    /// No one listens there, or the network does not lead there.
     #[error("its agent at {peer} is not reached from here: {cause}")]
     Unreached {
         /// Where.

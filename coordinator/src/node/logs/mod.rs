@@ -1,8 +1,8 @@
 //! Reads the workers' output through the agents' peer ports. What is read, and from which files, is the agent's own
 //! matter.
 //!
-//! Whoever reaches a peer port may open this call, and logs may hold anything. So an agent tells them only to those who
-//! prove that they know [the job's secret](crate::job::JobSecret), which etcd's roles guard:
+//! Anyone who reaches a peer port may open this call, and logs may hold anything. So an agent tells them only to those
+//! who prove that they know [the job's secret](crate::job::JobSecret), which etcd's roles guard:
 //!
 //! ```text
 //!  client                                    agent
@@ -35,7 +35,7 @@ pub struct LogQuery {
     pub round: Option<u64>,
     /// How many of the last lines of each stream to begin with.
     pub lines: u32,
-    /// Go on with what comes.
+    /// Continue with what comes.
     pub follow: bool,
 }
 

@@ -17,7 +17,7 @@ use crate::time::date;
 /// Who calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Caller {
-    /// Whoever reaches the port, where it has no users: may read.
+    /// Anyone who reaches the port, where it has no users: may read.
     Anybody,
     /// A user.
     User(User),
@@ -78,7 +78,7 @@ impl Site {
     /// Who sends a request with these headers, now.
     ///
     /// # Errors
-    /// Nobody who may call.
+    /// No one who may call.
     pub(super) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         match &self.shown {
             Shown::Users(users) => caller(&users.now(), headers, date::now_ms()),

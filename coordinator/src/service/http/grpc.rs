@@ -34,7 +34,7 @@ use super::watching::{self, Watching};
 use crate::listener::{Hold, Share};
 use crate::operator::Wish;
 
-/// About how many bytes of jobs go into one message: clients take 4 MiB unless they are told otherwise.
+/// About how many bytes of jobs go into one message: clients take 4 MiB unless they are set otherwise.
 pub(super) const MESSAGE: usize = 1 << 20;
 
 pub(super) fn router(site: &Arc<Site>) -> Router<Arc<Site>> {
@@ -68,7 +68,7 @@ fn refuse(problem: Problem) -> HttpResponse {
 
 /// A message, of the JSON that tells the same.
 pub(super) fn message<T: DeserializeOwned>(told: Value) -> Result<T, Problem> {
-    let wrong = |error| Problem(StatusCode::INTERNAL_SERVER_ERROR, format!("this cannot be told over gRPC: {error}"));
+    let wrong = |error| Problem(StatusCode::INTERNAL_SERVER_ERROR, format!("this has no form in gRPC: {error}"));
     serde_json::from_value(told).map_err(wrong)
 }
 
@@ -141,7 +141,7 @@ impl Calls {
 /// Who calls, and what is asked.
 fn parts<T>(request: Request<T>) -> Result<(Caller, T), Status> {
     let caller = request.extensions().get::<Caller>().cloned();
-    Ok((caller.ok_or_else(|| Status::internal("nobody has asked who calls"))?, request.into_inner()))
+    Ok((caller.ok_or_else(|| Status::internal("the caller was not identified"))?, request.into_inner()))
 }
 
 type Updates<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;

@@ -168,8 +168,8 @@ pub(super) fn wish(name: &str, fields: Value) -> Result<Wish, Problem> {
     })
 }
 
-/// The events after one, and where to go on; whether that is anything new. Where the history has begun again (its job
-/// was deleted), `next` is lower than what was asked for.
+/// The events after one, and where to continue; whether that is anything new. Where the history has begun again (its
+/// job was deleted), `next` is lower than what was asked for.
 pub(super) fn since(job: &Job, after: u64, limit: Option<usize>) -> (Value, bool) {
     let new = job.events.range((Bound::Excluded(after), Bound::Unbounded)).take(limit.unwrap_or(usize::MAX).max(1));
     let events: Vec<Value> = new.map(|(number, event)| job::json::event(*number, event)).collect();

@@ -29,7 +29,7 @@ pub enum Role {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct User {
-    /// The name that stands in jobs' histories.
+    /// The name that is in jobs' histories.
     pub name: String,
     /// What the user may do.
     pub role: Role,
@@ -84,7 +84,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// A new token: 256 random bits, which nobody guesses, so that its hash needs no salt.
+/// A new token: 256 random bits, which no one guesses, so that its hash needs no salt.
 pub fn new_token() -> String {
     BASE64_URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>())
 }
@@ -96,7 +96,7 @@ pub enum Whose<'a> {
     Of(&'a User),
     /// This user's, and too old.
     Expired(&'a User),
-    /// Nobody's.
+    /// No one's.
     Nobody,
 }
 
@@ -126,7 +126,7 @@ impl Users {
             if line.trim().is_empty() || line.trim_start().starts_with('#') {
                 continue;
             }
-            let wrong = |why: &str| format!("line {}: {why}: write the line anew with `elasticctl token`", at + 1);
+            let wrong = |why: &str| format!("line {}: {why}: write a new line with `elasticctl token`", at + 1);
             let user: User = serde_json::from_str(line).map_err(|error| wrong(&error.to_string()))?;
             if !Requester::is_name(&user.name) {
                 return Err(wrong("its name is empty, too long, or holds control characters"));

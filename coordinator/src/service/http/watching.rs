@@ -1,5 +1,5 @@
 //! Watches of the gRPC API: a job or all jobs as they stand, and again whenever they have changed. A client that reads
-//! slowly is told of fewer states, never of old ones, and nothing is kept for it.
+//! slowly hears of fewer states, never of old ones, and nothing is kept for it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::job::overview::Overview;
 use crate::job::{self, JobId};
 use crate::store::Revision;
 
-/// What changes within this time is told together.
+/// What changes within this time is sent together.
 const TOGETHER: Duration = Duration::from_millis(100);
 
 /// How often a watch looks whether its caller may still call, whatever changes.
@@ -79,7 +79,7 @@ pub(super) fn one(
             if told == Some(job.changed) {
                 return Ok(None);
             }
-            // A history that has begun again is told from its start.
+            // A history that has begun again is sent from its start.
             let last = job.events.keys().next_back().copied().unwrap_or(0);
             let (mut value, _) = since(job, if last < after { 0 } else { after }, None);
             value["job"] = job::json::job(id, job);
@@ -108,7 +108,7 @@ pub(super) fn all(watching: Watching) -> impl Stream<Item = Result<WatchAllReply
     })
 }
 
-/// What to tell somebody who was told this; as much as goes into one message.
+/// What to tell a client that has this already; as much as goes into one message.
 fn changed(
     overview: &Overview,
     caller: &Caller,

@@ -21,7 +21,7 @@ pub struct EtcdConfig {
     pub endpoints: Vec<String>,
     /// TLS, where the cluster uses it.
     pub tls: Option<EtcdTls>,
-    /// TLS of the peers' network, where one of our programs serves the store: in the place of `tls`.
+    /// TLS of the peers' network, where one of our programs serves the store: instead of `tls`.
     pub peers: Option<MutualTls>,
     /// Credentials, where the cluster wants them.
     pub user: Option<EtcdUser>,
@@ -80,7 +80,7 @@ impl EtcdConfig {
     }
 }
 
-/// The files that TLS needs. They are read anew for each connection, so renewed certificates need no restart.
+/// The files that TLS needs. They are read again for each connection, so renewed certificates need no restart.
 #[derive(Clone, Debug)]
 pub struct EtcdTls {
     /// PEM file of the CA that signed the members' certificates.

@@ -110,7 +110,7 @@ impl MemberConnection {
         };
         // Nothing was done, so what is repeated here is not a write. etcd forgets simple tokens after five minutes and at
         // each restart. Others are out of date with each change of users and roles: while an administrator makes some, a
-        // new token can be as soon as it is here.
+        // new token can be at once.
         for renewal in 0..NEW_TOKENS {
             if self.config.user.is_none() || !matches!(fault, Fault::StaleToken(_)) {
                 break;
@@ -175,7 +175,7 @@ impl MemberConnection {
     }
 
     /// Has etcd give us a new token, over the same connection: the watches on it do not notice. The password is read
-    /// anew, since a changed one is what ends tokens early.
+    /// again, since a changed one is what ends tokens early.
     pub(super) async fn renew_token(&self, link: &Arc<Link>, until: Instant) -> Result<(), Fault> {
         let Some(user) = &self.config.user else { return Ok(()) };
         let credentials = (user.name.clone(), user.password.reveal());
@@ -185,7 +185,7 @@ impl MemberConnection {
 
     /// Connects and authenticates. Nothing that a caller asked for is sent here, so every failure proves that.
     async fn dial(&self, uri: &str) -> Result<Client, Fault> {
-        // The files could be used when we began: somebody is just writing them anew.
+        // The files could be used when we began: somebody is just writing them again.
         let endpoint = self.endpoint(uri).map_err(|error| Fault::NotSent(error.to_string()))?;
         let connected = match &self.config.peers {
             Some(peers) => endpoint.connect_with_connector(peers.connector()).await,

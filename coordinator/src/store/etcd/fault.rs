@@ -1,4 +1,4 @@
-//! What a failed call proves: that nothing was sent, or that nobody knows, or that etcd said no; and whether the
+//! What a failed call proves: that nothing was sent, or that no one knows, or that etcd said no; and whether the
 //! connection is to blame. What to do about it is decided in `rotation`.
 
 use std::error::Error as _;
@@ -36,7 +36,7 @@ pub(crate) enum Fault {
     },
     /// Our token is out of date. Nothing was done.
     StaleToken(String),
-    /// The store answered, and another try would be answered likewise.
+    /// The store answered, and another try would be answered the same.
     Refused(StoreError),
 }
 
@@ -99,7 +99,7 @@ pub(super) fn of_words(words: &str, at: &str) -> Option<Fault> {
         return Some(Fault::Refused(compacted));
     }
     // A token that etcd does not know any more; one from before a change of users or roles, in the words of 3.4 and of 3.5;
-    // and none, where etcd was told to have users after we connected.
+    // and none, where etcd got users after we connected.
     let stale =
         ["invalid auth token", "revision of auth store is old", "revision in header is old", "user name is empty"];
     if stale.iter().any(|text| says(text)) {

@@ -76,7 +76,7 @@ fn listing(keys: &[String]) -> String {
     }
 }
 
-/// A refusal with the user and the rights in it; any other error as it is.
+/// A refusal with the user and the rights in it; any other error unchanged.
 pub(super) fn told(error: StoreError, user: Option<&str>, rights: &Rights) -> StoreError {
     let StoreError::Denied { endpoints, cause } = error else { return error };
     let who = user.map_or_else(|| "no user".to_owned(), |user| format!("user {user:?}"));

@@ -1,6 +1,6 @@
 //! Which releases of etcd have faults that matter here. The one home of this list: docs/operations.md shows the same.
 
-/// A fault of etcd, and the releases that mended it.
+/// A fault of etcd, and the releases that fixed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReleaseFault {
     /// What goes wrong, for people.
@@ -17,7 +17,7 @@ pub const FAULTS: [ReleaseFault; 5] = [
     ReleaseFault { fault: "a renewal can succeed on a revoked lease", mended: &[(3, 5, 23), (3, 6, 5)] },
     ReleaseFault { fault: "a watch opened at a compacted revision can miss a deletion", mended: &[(3, 5, 18)] },
     ReleaseFault { fault: "an etcd leader that is stuck on its disk can revoke every lease", mended: &[(3, 5, 13)] },
-    // Seen on 3.5.1, whose processors were all busy. 3.5.5 mended it, and 3.5.7 another panic that came with that.
+    // Seen on 3.5.1, whose processors were all busy. 3.5.5 fixed it, and 3.5.7 another panic that came with that.
     ReleaseFault {
         fault: "a read that its client gives up can end the server's process",
         mended: &[(3, 4, 23), (3, 5, 7)],
@@ -25,13 +25,13 @@ pub const FAULTS: [ReleaseFault; 5] = [
 ];
 
 impl ReleaseFault {
-    /// The releases that mended it, for people.
+    /// The releases that fixed it, for people.
     pub fn mended_in(&self) -> String {
         let releases: Vec<_> = self.mended.iter().map(|(x, y, z)| format!("{x}.{y}.{z}")).collect();
         releases.join(", ")
     }
 
-    /// A line of releases that never mended it has it, if it is older than one that did.
+    /// A line of releases that never fixed it has it, if it is older than one that did.
     fn is_in(&self, release: Release) -> bool {
         let line = |of: &Release| (of.0, of.1);
         let own_line = self.mended.iter().find(|mended| line(mended) == line(&release));

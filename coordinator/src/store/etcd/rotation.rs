@@ -1,9 +1,9 @@
 //! Which member of a cluster is in use, when it is left, and when a call is sent again. One piece for the clients of both
 //! APIs.
 //!
-//! Our own rotation stands in for a client's balancer, which spreads calls over members without saying which one failed,
-//! and goes on using one that has frozen. Each client goes round the members in an order of its own: those that a member
-//! leaves behind when it dies do not all come to the same next one.
+//! Our own rotation is in for a client's balancer, which spreads calls over members without saying which one failed,
+//! and continues using one that has frozen. Each client goes round the members in an order of its own: those that a
+//! member leaves behind when it dies do not all come to the same next one.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +37,7 @@ impl<C> Link<C> {
 
 /// The members of one cluster, and the one in use.
 pub(crate) struct Rotation<C> {
-    /// As they were given, for messages.
+    /// The given ones, for messages.
     uris: Vec<String>,
     /// In this client's order.
     order: Vec<String>,
@@ -183,7 +183,7 @@ mod tests {
             rotation.pass();
             visited.push(rotation.uri().to_owned());
             rotation.pass();
-            // then it has been at each of them once, and begins anew
+            // then it has been at each of them once, and begins again
             assert_eq!(rotation.uri(), visited[0]);
             visited.sort();
             assert_eq!(visited, all);

@@ -1,4 +1,4 @@
-//! A watch that outlives its connections: it goes on after the last revision delivered, and lists anew where history
+//! A watch that outlives its connections: it continues after the last revision delivered, and lists again where history
 //! was compacted away.
 
 use std::sync::Arc;
@@ -20,13 +20,13 @@ pub(super) const UPDATES_AHEAD: usize = 16;
 
 /// Why a session on one connection ended.
 enum End {
-    /// Nobody listens any more.
+    /// No one listens any more.
     Unwanted,
     /// For good.
     Broken(StoreError),
-    /// Go on at once: the reason for it has been dealt with.
+    /// Continue at once: the reason for it has been dealt with.
     Again,
-    /// Go on after a pause.
+    /// Continue after a pause.
     Failed(String),
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Runs until nobody listens or the watch is broken for good.
+    /// Runs until no one listens or the watch is broken for good.
     pub(super) async fn run(mut self) {
         let backoff = ExponentialBuilder::default()
             .with_min_delay(Duration::from_millis(50))
@@ -71,11 +71,11 @@ impl Watch {
             let cause = match end {
                 End::Unwanted => return,
                 End::Again => continue,
-                // It let us in before: somebody changed a password or took a permission away, and may mend it. Calls
+                // It let us in before: somebody changed a password or took a permission away, and may fix it. Calls
                 // say so meanwhile.
                 End::Broken(error @ StoreError::Denied { .. }) if self.allowed => error.to_string(),
                 End::Broken(error) => {
-                    // If nobody listens, there is nobody to tell.
+                    // If no one listens, there is no one to tell.
                     let _ = self.updates.send(WatchUpdate::Broken(error)).await;
                     return;
                 }

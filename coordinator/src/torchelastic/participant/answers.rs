@@ -35,7 +35,7 @@ impl Participant {
                 if let Mode::Opening(step) = &mut self.mode {
                     *step += 1;
                 }
-                // If it was there already, its time to live begins anew.
+                // If it was there already, its time to live begins again.
                 self.run_at.get_or_insert(now);
             }
             Call::ReadActive => {
@@ -153,7 +153,7 @@ impl Participant {
                 self.mode = Mode::Joined(VersionRank { version, rank }, now);
             }
             Swap::Publish | Swap::Join(_) => {
-                // It has been told to end meanwhile.
+                // It must end meanwhile.
                 let place = RendezvousState::parse(value).ok().and_then(|state| {
                     let rank = state.rank_of(&self.id)?;
                     Some(VersionRank { version: state.version?, rank })

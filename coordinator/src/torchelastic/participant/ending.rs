@@ -19,7 +19,7 @@ impl Participant {
             Mode::Member(place, size, _) => Some((place, size)),
             Mode::Opening(_) | Mode::Seeking | Mode::Making(..) => self.key.as_ref().map(|key| (key.place.clone(), 0)),
         };
-        // Who has ended well, or closed the rendezvous, leaves nobody who would need the room.
+        // Who has ended well, or closed the rendezvous, leaves no one who would need the room.
         let makes_room = !matches!(end, End::Succeeded | End::StoreLost(_)) && close.is_none();
         let timings = self.setup.spec.timings;
         let grace = if end == End::Drained { timings.drain_grace } else { timings.stop_grace };
@@ -78,7 +78,7 @@ impl Participant {
             return false;
         }
         match state.status {
-            // Nobody can take its rank, so the version is made again.
+            // No one can take its rank, so the version is made again.
             RendezvousStatus::Joinable | RendezvousStatus::Frozen => self.free(),
             RendezvousStatus::Final => return self.leave_group(now, place, state),
             RendezvousStatus::Setup | RendezvousStatus::Closed => return false,

@@ -16,7 +16,7 @@ use crate::torchelastic::view::Files;
 /// How often the node that waits for the last call says that it lives: its state's time to live is more than twice
 /// that.
 const HOLD: Duration = Duration::from_secs(4);
-/// As long as torchrun's sign of life lasts when nobody refreshes it.
+/// As long as torchrun's sign of life lasts when no one refreshes it.
 const TORCHRUN_TTL: Duration = Duration::from_secs(10);
 
 impl Participant {
@@ -246,7 +246,7 @@ impl Participant {
                 let last_call = spec.timings.last_call.max(if near { TORCHRUNS_LAST_CALL } else { LAST_CALL });
                 let (version, size) = (&place.version, state.size());
                 self.say(format!("version {version}: {size} nodes of {min} to {max} are there"));
-                // Whoever completes the minimum waits for more, and then closes the door.
+                // The node that completes the minimum waits for more, and then closes the door.
                 if place.rank + 1 != min {
                     return;
                 }
@@ -269,7 +269,7 @@ impl Participant {
                 self.mode = Mode::Member(place.clone(), state.size(), Stage::Exchanging(now));
                 self.member(now, place, state.size(), Stage::Exchanging(now));
             }
-            _ => self.seek(now, &format!("version {} went on without this node", place.version), false),
+            _ => self.seek(now, &format!("version {} continued without this node", place.version), false),
         }
     }
 }

@@ -111,7 +111,7 @@ impl Participant {
         let is_final =
             matches!(self.view.active(), Some(Some(active)) if active.state.status == RendezvousStatus::Final);
         if is_final && self.key.is_some() && !files.has_rank(place.rank) {
-            // It lapsed while etcd was away; nobody has acted on it so far.
+            // It lapsed while etcd was away; no one has acted on it so far.
             return self.put_own_key(place);
         }
         match stage {
@@ -150,7 +150,7 @@ impl Participant {
             // Who lives may have to tell its part first, before the rest can be made up.
             let complete = exchange::is_complete(files, self.setup.identical, size);
             if complete || self.is_time(now, since + PATIENCE / 10) {
-                self.seek(now, "a node died while ranks were told", true);
+                self.seek(now, "a node died while ranks were exchanged", true);
             }
             return;
         }
@@ -190,7 +190,7 @@ impl Participant {
         self.ask(Call::Tell { version: place.version.clone(), file, value }, request);
     }
 
-    /// torchrun's exit barrier: a counter, and a key by whoever counts last.
+    /// torchrun's exit barrier: a counter, and a key by the node that counts last.
     fn meet_at_the_end(
         &mut self,
         now: Time,

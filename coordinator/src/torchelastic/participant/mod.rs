@@ -1,14 +1,14 @@
 //! A node's own steps in TorchElastic's rendezvous, as a machine.
 //!
 //! ```text
-//!            nobody made one              all confirmed          ranks are known      all workers ended well
+//!            no one made one              all confirmed          ranks are known      all workers ended well
 //!  seeking ─────────────────▶ making ─┐    ┌──────▶ exchanging ─────────▶ working ─────────────────────▶ done
 //!   ▲   └──── joinable ───────────────┴▶ joined                             │                             │
 //!   └───────── somebody waits, is gone, or failed; the version was replaced ┴─────────────────────────────┘
 //! ```
 //!
 //! One request is on its way at a time. Whatever its outcome, the next one follows from what is known then, so an answer
-//! that is lost costs a read and no more. Beside it run the watch and the upkeep of what has a time to live.
+//! that is lost costs a read and no more. At the same time run the watch and the upkeep of what has a time to live.
 
 mod answers;
 mod ending;
@@ -35,12 +35,12 @@ use crate::time::Time;
 const SETUP_TTL: u64 = 5;
 const JOINABLE_TTL: u64 = 10;
 const FROZEN_TTL: u64 = 10;
-/// Time to live of all that is the job's, and how often a live node begins it anew.
+/// Time to live of all that is the job's, and how often a live node begins it again.
 const RUN_TTL: u64 = 7200;
 const RUN_UPKEEP: Duration = Duration::from_secs(1800);
 
 /// torchrun looks ten times a second whether anybody waits. A world that it is in is not taken away before it has had
-/// this long to see so: it would go on in it.
+/// this long to see so: it would continue in it.
 const NOTICE: Duration = Duration::from_secs(1);
 /// How long a sign of life may be missing while etcd was just away: a node that lives puts it back.
 const PUT_BACK: Duration = Duration::from_secs(2);
@@ -80,7 +80,7 @@ pub struct ParticipantSetup {
 pub struct Membership {
     /// The version.
     pub version: u64,
-    /// The node's position in it. Nobody else ever has it there.
+    /// The node's position in it. No one else ever has it there.
     pub group_rank: u32,
     /// Nodes in it.
     pub group_world_size: u32,
@@ -95,7 +95,7 @@ pub enum Upkeep {
     Run,
 }
 
-/// What a node is told.
+/// The inputs of a node.
 #[derive(Debug, Clone)]
 pub enum Input {
     /// It begins, or time has passed.
@@ -210,7 +210,7 @@ struct Ending {
     end: End,
     /// The place it leaves, and the size of its version.
     place: Option<(VersionRank, u32)>,
-    /// What the others are told for good.
+    /// What the others can rely on.
     close: Option<JobEnd>,
     /// It makes room for a group without it.
     makes_room: bool,

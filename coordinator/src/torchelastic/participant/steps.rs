@@ -144,7 +144,7 @@ impl Participant {
         }
         let timings = self.setup.spec.timings;
         let kept = self.key.as_ref().map_or(now, |key| key.kept);
-        // A world can only be made anew through etcd, so while it is away for all, work may go on.
+        // A world can only be made again through etcd, so while it is away for all, work may continue.
         let from = if self.setup.spec.on_store_loss == OnStoreLoss::Fence { kept } else { now };
         let stopping = if self.workers == Workers::Stopping { timings.stop_grace } else { Duration::ZERO };
         let until = (from + Duration::from_secs(self.ttl()) + stopping).minus(timings.margin);

@@ -16,7 +16,7 @@ struct Desk {
     index: u64,
     keys: BTreeMap<String, (String, u64)>,
     watching: bool,
-    /// What the machine wanted, but for requests and watches.
+    /// What the machine wanted, except requests and watches.
     wanted: Vec<Output>,
     /// Every request it made.
     asked: Vec<Request>,
@@ -134,7 +134,7 @@ impl Desk {
                 self.keys.remove(&key);
             }
         }
-        assert!(std::mem::take(&mut self.watching), "nobody watches");
+        assert!(std::mem::take(&mut self.watching), "no watch is open");
         let entry = Entry { key, value: value.unwrap_or_default().into(), modified: self.index, ..Entry::default() };
         self.tell(Input::News(Ok(News::Change { gone: value.is_none(), entry })));
     }
@@ -238,7 +238,7 @@ fn a_failure_is_told_and_the_version_kept_until_torchruns_nodes_know() {
         state
     });
     desk.pass(Duration::from_millis(200));
-    assert!(!desk.has("v_1/rank_0"), "now a waiting torchrun node may go on at once");
+    assert!(!desk.has("v_1/rank_0"), "now a waiting torchrun node may continue at once");
     assert_eq!(desk.state().version.as_deref(), Some("2"));
 }
 
@@ -411,7 +411,7 @@ fn a_member_that_dies_while_ranks_are_told_keeps_nobody_waiting() {
     let info = super::super::keys::kv_value(r#"{"role": "default", "rank": 1, "local_world_size": 1}"#);
     desk.change(&desk.kv("torchelastic/role_info/1"), Some(&info));
     desk.change("v_1/rank_0", None);
-    // Then rank 1, another one, gets all it waits for, and is told that somebody waits
+    // Then rank 1, another one, gets all it waits for, and hears that somebody waits
     for key in ["MASTER_ADDR", "MASTER_PORT", "torchelastic/assigned_ranks/1"] {
         assert!(desk.has(&desk.kv(key)), "{key}");
     }

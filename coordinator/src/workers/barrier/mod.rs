@@ -61,8 +61,8 @@ pub enum BarrierError {
 
 /// Meets the other members of the current round at `name`. A name serves once in a round.
 ///
-/// Whoever counts the full group writes the release, under a key outside the counted prefix; a waiter that sees the
-/// round move reads the release once: present means passed, absent means an error, never a pass.
+/// The node that counts the full group writes the release, under a key outside the counted prefix; a waiter that sees
+/// the round move reads the release once: present means passed, absent means an error, never a pass.
 pub async fn meet(
     store: &dyn Store,
     keys: &Keys,
@@ -86,7 +86,7 @@ pub async fn meet(
             match insist(|| arrive(store, keys, &member, name)).await? {
                 Arrived::Released => return Ok(()),
                 Arrived::Waiting { since } => break since,
-                // The round goes on, and with it this barrier.
+                // The round continues, and with it this barrier.
                 Arrived::KeyGone => member = claimed_again(&mut own, &member).await,
             }
         };

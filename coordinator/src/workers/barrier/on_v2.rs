@@ -2,7 +2,7 @@
 //! never arrive.
 //!
 //! No transaction is needed there. A version's ranks are given once and never again, so an arrival under one of them can
-//! only be its member's; arrivals only grow in number; and whoever reads all of them knows as much as who was last.
+//! only be its member's; arrivals only grow in number; and anyone who reads all of them knows as much as who was last.
 
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ use crate::rendezvous::seats::{Contest, in_order, seats};
 use crate::rendezvous::view::{Liveness, View};
 use crate::time::Time;
 
-/// The end of the reason where a new leader made the plan anew.
+/// The end of the reason where a new leader made the plan again.
 const TAKEN_OVER: &str = " (taken over)";
 
 /// The reason of a round that forms once a paused job is resumed.
@@ -76,7 +76,7 @@ fn stale_plan(view: &View) -> Option<Decided> {
 fn members_still_there(now: Time, view: &View, wake: &mut Wake) -> Option<Decided> {
     let (evict, outstanding) = outstanding(now, view, wake);
     // Every node reads each plan, and none is sealed while somebody is waited for. So those that are lost meanwhile, and
-    // can do nothing any more, are evicted by one plan, once nobody else is waited for: not each by its own.
+    // can do nothing any more, are evicted by one plan, once no one else is waited for: not each by its own.
     let can_wait = |eviction: &Eviction| matches!(eviction.fate, Fate::Dead | Fate::Fenced);
     let gathers = !outstanding.is_empty() && evict.iter().all(can_wait);
     if let Some(first) = evict.first().filter(|_| !gathers) {
@@ -136,7 +136,7 @@ fn not_yet(now: Time, view: &View, wake: &mut Wake, chosen: &Candidates<'_>) -> 
         return Some((Verdict::Wait, format!("paused by the operator: {} nodes wait", kept + newcomers)));
     }
     if round.paused {
-        // Only now that nobody's workers are still ending: they were given longer than for another round.
+        // Only now that no one's workers are still ending: they were given longer than for another round.
         return Some((Verdict::Form(Form::of(round.number)), because(view, RESUMED)));
     }
     if let Some(problem) = &view.unreadable_checkpoint {
@@ -166,7 +166,7 @@ fn not_yet(now: Time, view: &View, wake: &mut Wake, chosen: &Candidates<'_>) -> 
         wake.at(until);
         return Some((Verdict::Wait, why.to_owned()));
     }
-    // A first round of a generation, or one that nobody of the last stays for.
+    // A first round of a generation, or one that no one of the last stays for.
     if kept == 0
         && here < view.max_nodes()
         && let Some(until) = view.last_call(now)
@@ -234,7 +234,7 @@ fn contest(view: &View, is_candidate: impl Fn(&NodeId) -> bool) -> (usize, Optio
 }
 
 /// When a job below its minimum has failed: `join_timeout` after it fell below. Where every node has left, or none was
-/// ever there, nobody waits, and the time counts from the first that comes.
+/// ever there, no one waits, and the time counts from the first that comes.
 fn patience_ends(view: &View) -> Option<Time> {
     let since = match view.round.value.sealed {
         Some(_) => view.since,
@@ -274,7 +274,7 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
     let timings = &view.spec.timings;
     let soonest = view.since + timings.stop_grace.min(timings.drain_grace) + timings.margin;
     if now < soonest {
-        // Nobody's time is over yet. It is enough to name a few.
+        // No one's time is over yet. It is enough to name a few.
         if silent.peek().is_some() {
             wake.at(soonest);
         }
@@ -292,7 +292,7 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
     (evict, outstanding)
 }
 
-/// Until when a running round would be unsafe: an evicted member may still be at work, or, where nobody stays, a whole
+/// Until when a running round would be unsafe: an evicted member may still be at work, or, where no one stays, a whole
 /// group cut off from the store may be.
 fn unsafe_until(view: &View, keeps_nobody: bool) -> Option<(Time, &'static str)> {
     let timings = &view.spec.timings;

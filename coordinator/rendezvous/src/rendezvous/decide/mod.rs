@@ -11,7 +11,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `running` | whether the round that runs goes on: failures, losses, leaves, growth |
+//! | `running` | whether the round that runs continues: failures, losses, leaves, growth |
 //! | `forming` | who is waited for, and when the round that forms is sealed |
 //! | `refusals` | nodes that may not take part |
 
@@ -50,7 +50,7 @@ pub enum Verdict {
         /// The report that is to be judged.
         report: Revision,
     },
-    /// Write the round as forming: the next one, or this one anew with a new plan.
+    /// Write the round as forming: the next one, or this one again with a new plan.
     Form(Form),
     /// Write the rank keys, then the round as running.
     Seal(Vec<Seat>),
@@ -63,11 +63,11 @@ pub enum Verdict {
     },
     /// Turn away nodes that may not take part.
     Refuse(Vec<Eviction>),
-    /// Delete keys that nobody needs any more.
+    /// Delete keys that no one needs any more.
     Prune(Stale),
 }
 
-/// Keys that nobody needs any more.
+/// Keys that no one needs any more.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Stale {
     /// Rounds that are over.
@@ -83,7 +83,7 @@ pub struct Form {
     pub number: u64,
     /// Whether it costs a restart.
     pub charge: bool,
-    /// Whether the job's restarts get it any further, where that is known anew.
+    /// Whether the job's restarts get it any further, where that is known again.
     pub advance: Option<Advance>,
     /// The node by whose workers the last round failed, where that counts.
     pub failed: Option<NodeId>,

@@ -1,4 +1,4 @@
-//! Whether a running round goes on: its members' failures, losses and leaves, and newcomers that fit.
+//! Whether a running round continues: its members' failures, losses and leaves, and newcomers that fit.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::store::Revision;
 use crate::time::Time;
 
 /// What stops all of a node's processes at once signals them one after the other. After a signal that asks programs to
-/// stop has ended a worker, its agent may be told to leave within this time. The exit was then no failure.
+/// stop has ended a worker, the operator may ask its agent to leave within this time. The exit was then no failure.
 const TOLD_TOO: Duration = Duration::from_millis(300);
 
 pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
@@ -25,7 +25,7 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         if failure.class == FailureClass::Signalled && now < judged_at {
             wake.at(judged_at);
             let story = format!("{}: {}", failure.node.name(), failure.cause.message);
-            return (Verdict::Wait, format!("{story}; waiting for whether its agent is told to leave"));
+            return (Verdict::Wait, format!("{story}; waiting to see whether its agent is asked to leave"));
         }
         let blames_peer = failure.class == FailureClass::Peer;
         // A node that goes breaks the connections of those that stay.

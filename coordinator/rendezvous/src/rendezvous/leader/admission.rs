@@ -6,8 +6,8 @@ use crate::job::{JobSecret, NodeId};
 /// What a leader wants from a stream in the name of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Demand<'a> {
-    /// It cannot tell yet: it has not read the job, it does not know the node, or the job has ended and nobody has begun
-    /// it anew, with another secret.
+    /// It cannot tell yet: it has not read the job, it does not know the node, or the job has ended and no one has
+    /// begun it again, with another secret.
     Wait,
     /// Nothing: the job has no secret.
     Nothing,

@@ -104,7 +104,7 @@ impl Leader {
             self.view.as_ref().map(|old| old.desired.clone())
         });
         let read = self.checkpoint_read(one(3), self.view.is_some(), &round.value, strays);
-        // Where no round was sealed nobody is at work: the job can end with that. Else it is not led, and works on.
+        // Where no round was sealed no one is at work: the job can end with that. Else it is not led, and works on.
         let unreadable_checkpoint = match read {
             Err(problem) if round.value.sealed.is_none() => Some(problem),
             read => read.map(|()| None)?,
@@ -419,7 +419,7 @@ impl Reading<'_> {
 
 /// What a record that is not ours counts as, where the job can be led without it.
 fn left_out(problem: &str) -> String {
-    format!("{problem} It counts as absent: delete it, or write it anew")
+    format!("{problem} It counts as absent: delete it, or write it again")
 }
 
 fn present(kv: &KeyValue, known: Option<&Present>, now: Time) -> Result<Present, String> {

@@ -20,7 +20,7 @@ use crate::time::Time;
 
 pub use self::admission::Demand;
 
-/// What a leader is told.
+/// The inputs of a leader.
 #[derive(Debug, Clone)]
 pub enum LeaderInput {
     /// Its term begins, or time has passed.
@@ -64,8 +64,8 @@ pub enum LeaderOutput {
     Suspect(NodeId, Endpoint),
     /// The term is over: another leads. Nothing follows.
     Deposed,
-    /// The term is over: for this reason the store tells it nothing more. Nothing follows. Whoever holds the `leader` key
-    /// must let go of it, or nobody leads.
+    /// The term is over: for this reason the store tells it nothing more. Nothing follows. Anyone who holds the
+    /// `leader` key must let go of it, or no one leads.
     Broken(StoreError),
     /// A line for the log.
     Say(String),
@@ -88,14 +88,14 @@ pub struct Word {
     pub all_heard: Option<Duration>,
 }
 
-/// The leader before, as a node knew it that was a member beside it and leads now.
+/// The leader before, as a node knew it that was a member next to it and leads now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Former {
     /// Its node.
     pub node: NodeId,
     /// Whether its death is confirmed.
     pub dead: bool,
-    /// When the node that leads now last heard a leader's word, whoever's; not before it had its lease.
+    /// When the node that leads now last heard a leader's word, from whichever leader; not before it had its lease.
     pub silent_since: Time,
 }
 
@@ -112,7 +112,7 @@ enum Doing {
     Finish { record: RoundRecord, swept: Vec<NodeId> },
     /// Turning nodes away.
     Refuse { nodes: Vec<NodeId> },
-    /// Deleting keys that nobody needs any more.
+    /// Deleting keys that no one needs any more.
     Prune(Stale),
     /// Deleting what done nodes left behind a final state.
     Sweep { swept: Vec<NodeId> },
@@ -329,7 +329,7 @@ impl Leader {
                 }
             }
             LeaderInput::Heard { node, probe, echo } => {
-                // Nobody has seen what was not sent yet.
+                // No one has seen what was not sent yet.
                 let probe = Some(probe).filter(|probe| *probe <= self.asked()).unwrap_or(0);
                 let echo = echo.filter(|echo| *echo <= now);
                 return match &mut self.view {

@@ -122,7 +122,7 @@ impl Scene {
         self.led_by(leader, results)
     }
 
-    /// This leader, which has read these results, perhaps in the place of what it read before.
+    /// This leader, which has read these results, perhaps instead of what it read before.
     fn led_by(
         &self,
         mut leader: Leader,
@@ -204,7 +204,7 @@ fn when_everybody_has_left_no_later_leader_waits_for_them() {
     let stopped = json!({ "phase": "stopped", "round": 2 });
     let scene = Scene::forming(stopped.clone(), stopped.clone());
     let (mut leader, wants) = scene.leader();
-    assert!(round(&scene, &wants).unwrap().sealed.is_some(), "found, it is written anew first");
+    assert!(round(&scene, &wants).unwrap().sealed.is_some(), "found, it is written again first");
     let wants = written(&mut leader, NOW, 7);
     let record = round(&scene, &wants).unwrap();
     assert_eq!((record.number, record.state, record.sealed), (2, RoundState::Forming, None));
@@ -333,7 +333,7 @@ fn a_drained_node_without_a_place_is_told_to_end_and_a_member_is_not() {
     assert!(!forms.then.iter().any(|op| matches!(op, Op::Put { key, .. } if key.contains("/evicted/"))), "{wants:?}");
     assert_eq!(round(&scene, &wants).unwrap().leaving, ["a"]);
 
-    // Asked while the round is forming already, it is told by a new plan
+    // Asked while the round is forming already, a new plan says it
     let mut scene =
         Scene::forming(json!({ "phase": "waiting", "round": 2 }), json!({ "phase": "waiting", "round": 2 }));
     scene.desired = json!({ "drain": ["b"] });
@@ -382,13 +382,13 @@ fn a_node_that_lacks_workers_sits_a_round_out_where_the_others_are_enough() {
     assert_eq!(sealed(&with(waits(false), waits(true))), Some(1));
     assert_eq!(sealed(&with(waits(false), waits(false))), Some(2));
 
-    assert_eq!(sealed(&with(waits(true), waits(true))), Some(2), "nobody would stay");
+    assert_eq!(sealed(&with(waits(true), waits(true))), Some(2), "no node would stay");
     let few = Scene { fewest: 2, ..with(waits(false), waits(true)) };
-    assert_eq!(sealed(&few), Some(2), "the others cannot go on without it");
+    assert_eq!(sealed(&few), Some(2), "the others cannot continue without it");
     let strict = Scene { policy: "all", ..with(waits(false), waits(true)) };
     assert_eq!(sealed(&strict), Some(2), "its return would cost a restart");
     let newcomer = with(waits(true), waits(true)).node("c", json!({ "phase": "waiting" }));
-    assert_eq!(sealed(&newcomer), Some(3), "a newcomer has nothing to go on with");
+    assert_eq!(sealed(&newcomer), Some(3), "a newcomer has nothing to continue with");
     let mut drained = with(waits(false), waits(true));
     drained.desired = json!({ "drain": ["a"] });
     drained.round["leaving"] = json!(["a"]);

@@ -38,8 +38,8 @@ impl Leader {
             reason: reason.to_owned(),
             cause: None,
         };
-        // The record is written once, and last, with the evictions that fit beside it: every node reads it each time it
-        // is written.
+        // The record is written once, and last, with the evictions that fit next to it: every node reads it each time
+        // it is written.
         let first = form.evict.len().saturating_sub(1) / MOST_EVICTIONS * MOST_EVICTIONS;
         let (before, last) = form.evict.split_at(first);
         let evicting = |batch: &[Eviction]| self.guarded(self.evict_ops(view, batch)).guarded(self.silent(view, batch));

@@ -2,9 +2,9 @@
 //!
 //! Two proofs age: that the lease lives (its last renewal) and that the round is still the current one (a leader's word
 //! or a read). Workers end before the lease's time to live has passed since the older of them was *sent*, so that
-//! whoever waits that long after an eviction finds them gone. Where the store is away, the leader's word that it hears
-//! every member of the round takes their place, up to the takeover delay: nobody else can then have formed a round
-//! that keeps one of them.
+//! anyone who waits that long after an eviction finds them gone. Where the store is away, the leader's word that it
+//! hears every member of the round takes their place, up to the takeover delay: no one else can then have formed a
+//! round that keeps one of them.
 
 use super::{Member, Workers};
 use crate::job::{OnStoreLoss, Spec};

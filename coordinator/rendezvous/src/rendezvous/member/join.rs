@@ -82,8 +82,8 @@ impl Member {
             if deserted {
                 return self.wait_for_deserted(now, &round, &differs.to_string(), out);
             }
-            // What it says concerns only the leader, which warns of a record that nobody can read. A node that speaks TLS
-            // and one that does not are of no use to each other, whatever an operator has changed.
+            // What it says concerns only the leader, which warns of a record that no one can read. A node that speaks
+            // TLS and one that does not are of no use to each other, whatever an operator has changed.
             if value(2).is_none() || self.setup.spec.peer_tls != spec.value.peer_tls {
                 let why = format!("{differs}: start every agent of a job with the same flags");
                 return self.end(End::Refused(why), out);
@@ -110,8 +110,8 @@ impl Member {
     }
 
     /// A job whose protocol this node does not speak. While it lives, nothing is touched: its records may mean what this
-    /// node cannot know. Where it has ended, its result can be told; and after a failure of which nobody is left, the
-    /// job begins anew, by a protocol of this node's.
+    /// node cannot know. Where it has ended, its result is known; and after a failure of which no one is left, the
+    /// job begins again, by a protocol of this node's.
     fn job_of_another_protocol(&mut self, refusal: String, round: Option<&KeyValue>, deserted: bool, out: &mut Out) {
         let round = round.and_then(|round| Versioned::<RoundRecord>::parse(round).ok());
         match round.as_ref().map(|round| (round.value.state, round)) {
@@ -134,7 +134,7 @@ impl Member {
         self.open_pulse(out);
         self.leader_read(now, leader, result.revision, out);
         if self.leadership.leader.is_none() {
-            // Nobody's end is being raced for.
+            // No one's end is being raced for.
             self.timers.set(Timer::Campaign, now);
         }
         self.round_read(now, Ok(round), out);
@@ -150,7 +150,7 @@ impl Member {
     ///
     /// One of those that wait leads meanwhile. As the leader it deletes what done nodes left behind: no lease ends those
     /// keys, and a leader that died right after it wrote the result has not deleted them. And it alone looks often
-    /// whether all are gone. The others are told by their watches.
+    /// whether all are gone. The others see it by their watches.
     fn wait_for_leavers(&mut self, now: Time, result: &TxnResult, leader: Option<&KeyValue>, out: &mut Out) {
         let Some(joining) = &mut self.joining else { return };
         let overtaken = result.revision < joining.round_news;
@@ -164,7 +164,7 @@ impl Member {
         self.timers.set(Timer::Look, if overtaken { now } else { now + pause });
     }
 
-    /// The round was written while this node waits to join: it reads the job anew.
+    /// The round was written while this node waits to join: it reads the job again.
     pub(super) fn round_moved(&mut self, now: Time, at: Revision) {
         if let Some(joining) = &mut self.joining {
             joining.round_news = joining.round_news.max(at);
@@ -186,8 +186,8 @@ impl Member {
         self.call(Call::Begin, txn, out);
     }
 
-    /// After a failure, or where a whole cluster died, the job's id begins anew: numbers go on, restarts start at zero,
-    /// the checkpoint stays.
+    /// After a failure, or where a whole cluster died, the job's id begins again: numbers continue, restarts start at
+    /// zero, the checkpoint stays.
     ///
     /// `sealed` is the round whose members may still be stopping, though their keys are gone: the leader waits for them
     /// as before any other round.

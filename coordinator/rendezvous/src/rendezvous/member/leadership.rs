@@ -28,14 +28,14 @@ pub(super) struct Leadership {
     pub(super) own_term: Option<Revision>,
     /// The revision up to which news of the leader are known.
     news: Revision,
-    /// The mod revision of a `leader` record that nobody holds: the node that campaigns writes over it.
+    /// The mod revision of a `leader` record that no one holds: the node that campaigns writes over it.
     /// [`Revision::NONE`]: no such record is there.
     vacant: Revision,
     /// The term of a leader whose death is confirmed.
     pub(super) dead_term: Option<Revision>,
     /// Who led last, of those that lead no more.
     former: Option<Versioned<LeaderRecord>>,
-    /// When a leader's word was last heard, whoever's it was.
+    /// When a leader's word was last heard, from whichever leader.
     pub(super) heard: Time,
 }
 
@@ -55,7 +55,7 @@ impl Member {
         self.leadership.vacant = Revision::NONE;
         let held = held.unwrap_or_else(|problem| {
             self.leadership.vacant = leader.map_or(Revision::NONE, |kv| kv.mod_revision);
-            self.warn_once(format!("{problem} Whoever leads next replaces it"), out);
+            self.warn_once(format!("{problem} The next leader replaces it"), out);
             None
         });
         self.leader_is(now, held, at, out);

@@ -87,7 +87,8 @@ impl Member {
         }
     }
 
-    /// A lease proves something once the own key hangs on it: then whoever finds the key gone knows that the lease is over.
+    /// A lease proves something once the own key hangs on it: then anyone who finds the key gone knows that the lease
+    /// is over.
     pub(super) fn prove_lease(&mut self) {
         if self.lease.id().is_some_and(|lease| self.own.hangs_on(lease)) {
             self.proofs.leased = self.proofs.leased.max(self.renewed);

@@ -21,8 +21,8 @@ impl Member {
 
     /// Begins a planned leave, or hurries one.
     ///
-    /// The others are told first, and this node's workers get their signal when the next round is forming: peers whose
-    /// connections break before they know why would count as failed. Where nobody answers, the workers are not kept
+    /// The others hear it first, and this node's workers get their signal when the next round is forming: peers whose
+    /// connections break before they know why would count as failed. Where no one answers, the workers are not kept
     /// waiting.
     pub(super) fn drain(&mut self, now: Time, out: &mut Out) {
         if self.leave != Leave::No {
@@ -48,7 +48,7 @@ impl Member {
     }
 
     /// Makes this a planned leave: while workers run, `at` is when they are stopped even if no round is forming; then,
-    /// when the node goes even if nobody has taken its place.
+    /// when the node goes even if no one has taken its place.
     pub(super) fn leave_by(&mut self, at: Time) {
         if self.leave == Leave::No {
             self.leave = Leave::Asked;
@@ -98,7 +98,7 @@ impl Member {
         out.push(finish);
     }
 
-    /// A leader stays until the next round is sealed, or nobody is left to seal one for: handing over takes longer. Any
+    /// A leader stays until the next round is sealed, or no one is left to seal one for: handing over takes longer. Any
     /// other node goes once the store holds its word that it has stopped.
     pub(super) fn leave_when_due(&mut self, now: Time, out: &mut Out) {
         let Mode::Leaving(_, forming) = self.mode else { return };

@@ -7,12 +7,12 @@
 //!               ▲  ▲                │   │ a worker failed             │
 //!               │  │      forming   │   └──────────▶ failed n         │
 //!               │  └────────────────┴──── n+1 ◀───────┴──── n+1 ◀─────┘
-//!               ├─ newcomer again, if the round went on without it
-//!               └─ warming up, if workers of it died, and the round goes on without it
+//!               ├─ newcomer again, if the round continued without it
+//!               └─ warming up, if workers of it died, and the round continues without it
 //! ```
 //!
 //! On the way back to `waiting` the workers are stopped, or they quiesce: workers that know about rounds stay as they
-//! are, touch nothing, and go on in the next place. To everybody else both are the same.
+//! are, touch nothing, and continue in the next place. To everybody else both are the same.
 //!
 //! This is its `Mode`. `Workers` says whether workers are alive, since they outlive a mode while they stop, and `fence.rs`
 //! how long they may be. From any mode it may come to its end: `ending` or `evicted` until no worker is left, then `over`.
@@ -93,7 +93,7 @@ pub enum Call {
     Campaign,
 }
 
-/// What a node is told.
+/// The inputs of a node.
 #[derive(Debug, Clone)]
 pub enum MemberInput {
     /// It begins, or time has passed.
@@ -224,7 +224,7 @@ pub enum MemberOutput {
     /// Let the local workers quiesce once a round is forming, or stop them if they cannot: all within this time. Report
     /// `Quiesced` or `Stopped`.
     Quiesce(Duration),
-    /// Start new workers in the place of those that are gone, before their next place is known: report `Quiesced` once
+    /// Start new workers instead of those that are gone, before their next place is known: report `Quiesced` once
     /// all are warm. If they cannot warm up, stop all and report `Stopped`.
     WarmUp {
         /// The round that forms without this node.
@@ -276,7 +276,7 @@ enum Workers {
     None,
     /// Those of this round may be alive.
     Alive(u64),
-    /// Those of this round were told to quiesce, or to end if they cannot.
+    /// Those of this round had to quiesce, or to end if they cannot.
     Quiescing(u64),
     /// They are alive, and at rest.
     Quiesced,
@@ -284,9 +284,9 @@ enum Workers {
     Short,
     /// Some are being started before their next place is known, and the others are at rest.
     WarmingUp,
-    /// They were told to end, and may take their grace: those of this round, unless they were at rest.
+    /// They had to end, and may take their grace: those of this round, unless they were at rest.
     Stopping(Option<u64>),
-    /// Started before the node had ever had a place, they were told to end. They have touched nothing, so no fence point
+    /// Started before the node had ever had a place, they had to end. They have touched nothing, so no fence point
     /// is theirs.
     Dismissed,
     /// They were killed; the last of them is being waited for.
@@ -308,7 +308,7 @@ enum Mode {
     Done(u64),
     /// One of them failed.
     Failed(u64, Failure),
-    /// This round runs without it, and new workers are started in the place of those that died. When they are warm, it
+    /// This round runs without it, and new workers are started instead of those that died. When they are warm, it
     /// wants a place again.
     WarmingUp(u64),
     /// A planned leave from this round; once another is forming, the workers are stopped for that one.
@@ -348,7 +348,7 @@ pub struct Member {
     mode: Mode,
     workers: Workers,
     leave: Leave,
-    /// What it knows of the job before it has joined; `None` from then on.
+    /// What it knows of the job before it has joined; `None` after that.
     joining: Option<Joining>,
     timers: Timers,
     lease: Lease,
@@ -457,7 +457,7 @@ impl Member {
     pub fn credentials(&self) -> Option<Credentials> {
         let round = match (&self.mode, self.workers) {
             (Mode::Starting(round) | Mode::Running(round), _) => *round,
-            // A worker that is told to end may save first: the commit is guarded as any other.
+            // A worker that must end may save first: the commit is guarded as any other.
             (_, Workers::Alive(round) | Workers::Quiescing(round) | Workers::Stopping(Some(round))) => round,
             _ => return None,
         };

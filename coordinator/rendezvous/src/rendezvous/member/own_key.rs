@@ -4,7 +4,7 @@
 use crate::job::{Keys, NodeRecord, Phase, Tombstone, Versioned, to_json};
 use crate::store::{Guard, LeaseId, Op, OpResult, Revision, Txn, TxnResult};
 
-/// The own key as far as it is known.
+/// What is known of the own key.
 #[derive(Debug, Clone)]
 pub(super) struct OwnKey {
     key: String,

@@ -20,14 +20,14 @@ impl Member {
     pub(super) fn round_read(&mut self, now: Time, round: Result<Versioned<RoundRecord>, String>, out: &mut Out) {
         let round = match round {
             Ok(round) => round,
-            // As good as deleted: nobody can form or end a round any more.
+            // As good as deleted: no one can form or end a round any more.
             Err(problem) => return self.end(End::StoreLost(problem), out),
         };
         if self.round.as_ref().is_some_and(|known| known.modified >= round.modified) {
             return;
         }
         if self.round.as_ref().is_some_and(|known| known.created != round.created) {
-            let why = "the job's records were removed, and its id was begun anew: this node's job is gone";
+            let why = "the job's records were removed, and its id was used for a new job: this node's job is gone";
             return self.end(End::StoreLost(why.to_owned()), out);
         }
         if self.round.as_ref().is_some_and(|known| known.value.generation != round.value.generation) {
@@ -44,7 +44,7 @@ impl Member {
         }
     }
 
-    /// Nobody deletes the `round` key while the job has nodes: it is written over, and its create revision
+    /// No one deletes the `round` key while the job has nodes: it is written over, and its create revision
     /// tells one life of the id from another that began on an emptied store.
     pub(super) fn round_gone(&mut self, out: &mut Out) {
         let why = "the job's `round` key was deleted: was the store emptied or the job removed by hand?";
@@ -140,7 +140,7 @@ impl Member {
         self.setup.record.warms_up && matches!(self.workers, Workers::None | Workers::Short)
     }
 
-    /// The other nodes go on meanwhile: new workers are started in the place of those that have died.
+    /// The other nodes continue meanwhile: new workers are started instead of those that have died.
     fn warm_up(&mut self, round: &RoundRecord, out: &mut Out) {
         self.mode = Mode::WarmingUp(round.number);
         self.workers = Workers::WarmingUp;
@@ -155,15 +155,15 @@ impl Member {
         }
     }
 
-    /// The group went on without this node: whatever it still has of the old round ends now, and its own key will tell
-    /// whether it was evicted.
+    /// The group continued without this node: whatever it still has of the old round ends now, and its own key will
+    /// tell whether it was evicted.
     fn left_behind(&mut self, out: &mut Out) {
         self.kill(out);
         self.mode = if self.leave != Leave::No { Mode::Ending(End::Drained) } else { Mode::Waiting(None) };
         self.own.lost_track();
     }
 
-    /// Looks up its place in a sealed round it has not looked at yet.
+    /// Looks up its place in a sealed round it has not checked yet.
     pub(super) fn look_up_seat(&mut self, out: &mut Out) {
         let Some(round) = &self.round else { return };
         let Some(sealed) = round.value.sealed else { return };

@@ -115,7 +115,7 @@ impl Member {
             (RETRY * (1 << self.failures.min(4))).min(longest)
         } else {
             let line =
-                "Workers go on while they may, and nobody is replaced; trying again. A password file is read anew";
+                "Workers run on while they may, and no node is replaced; trying again. A password file is read again";
             self.warn_once(format!("{error}. {line}"), out);
             longest
         };
@@ -240,7 +240,7 @@ impl Member {
                 let told_to_stop = failure.class == FailureClass::Signalled;
                 self.mode = Mode::Failed(round, failure);
                 if told_to_stop {
-                    // The other workers have perhaps been told too, and save. They have time until it is known what
+                    // The other workers have perhaps got it too, and save. They have time until it is known what
                     // this was: a failure, or a leave of this node, which has a grace of its own.
                     return;
                 }

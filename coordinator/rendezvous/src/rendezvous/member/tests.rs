@@ -101,7 +101,7 @@ fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
             let at = member.deadline().filter(|at| *at < NOW + Duration::from_secs(5)).expect(what);
             out.extend(member.step(at, MemberInput::Tick));
         }
-        // then it is replaced, if it still stands there, and is named once
+        // then it is replaced, if it is still there, and is named once
         assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(9))], "{what}");
         let warns = |output: &&MemberOutput| matches!(output, MemberOutput::Warn(line) if line.contains(&key));
         assert_eq!(out.iter().filter(warns).count(), 1, "{what}: {out:?}");
@@ -162,7 +162,7 @@ fn members_campaign_before_nodes_without_a_place() {
     let newcomer = joined_to(setup(), sealed_round(), None, Some(leader.clone())).0;
     assert!(first(newcomer, 8) >= Duration::from_millis(100));
     assert!(first(running(), 9) <= Duration::from_millis(50));
-    // Where nobody has one yet, nobody waits for others.
+    // Where no node has one yet, no node waits for others.
     let first_of_all = joined_to(setup(), forming(), None, Some(leader)).0;
     assert!(first(first_of_all, 8) <= Duration::from_millis(50));
 }
@@ -222,7 +222,7 @@ fn a_job_of_another_protocol_is_left_alone_while_it_lives() {
         (setup.spec.protocol, setup.spec.release) = (2, Some(ours.clone()));
         let mut member = Member::new(setup);
         let _asks = member.step(NOW, MemberInput::Tick);
-        // Of a later version nobody knows what else is there; and an operator's wish excuses nothing.
+        // Of a later version no one knows what else is there; and an operator's wish excuses nothing.
         let mut job = if protocol > 2 { json!({}) } else { spec() };
         job["protocol"] = protocol.into();
         let mut round_record = forming();
@@ -251,7 +251,7 @@ fn a_job_of_another_protocol_is_left_alone_while_it_lives() {
     }
     assert_eq!(ended(&joins(3, "succeeded", 1)), Some(End::Succeeded));
     assert_eq!(ended(&joins(3, "closed", 0)), Some(End::Closed));
-    // Of a failure of which nobody is left, it begins the next generation, by its own newest.
+    // Of a failure of which no one is left, it begins the next generation, by its own newest.
     let out = joins(3, "failed", 0);
     let begun = out.iter().find_map(|output| match output {
         MemberOutput::Txn(Call::Begin, txn) => Some(format!("{txn:?}")),
@@ -314,7 +314,7 @@ fn a_lease_proves_something_once_the_own_key_hangs_on_it() {
     member.step(later, answers(Call::Own, 15, vec![current(), None]));
     member.step(later, MemberInput::Renewed { sent: later, lease: LeaseId(7), result: Ok(false) });
     member.step(later, MemberInput::Leased { sent: later, result: Ok(LeaseId(8)) });
-    // then whoever finds its key gone need not reckon with that lease,
+    // then anyone who finds its key gone need not reckon with that lease,
     let out = member.step(later, answers(Call::ReadBack, 20, vec![current(), None, None, None]));
     assert!(out.iter().any(|output| matches!(output, MemberOutput::Txn(Call::Own, _))), "{out:?}");
     assert_eq!(member.proofs.leased, NOW);
@@ -397,7 +397,7 @@ fn a_pause_stops_workers_as_a_leave_does_and_the_node_stays() {
         MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(round(3, at, forming))]))
     };
     let grace = Duration::from_secs(30);
-    // Given workers at work, they are told and have the grace of a leave
+    // Given workers at work, they get a signal and have the grace of a leave
     let mut member = running();
     let out = member.step(NOW, pauses(2, 15, true));
     let told = [MemberOutput::Leaving(grace), MemberOutput::Forming(2, "r".into()), MemberOutput::Stop(grace)];

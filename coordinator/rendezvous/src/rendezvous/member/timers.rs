@@ -12,7 +12,7 @@ pub(super) enum Timer {
     Join,
     /// Looks again whether the job can be joined.
     Look,
-    /// Goes on after the pause behind a failed call.
+    /// Continues after the pause behind a failed call.
     Retry,
     /// Asks for a lease, or renews it.
     Lease,
@@ -20,7 +20,7 @@ pub(super) enum Timer {
     Prove,
     /// Campaigns for the lead.
     Campaign,
-    /// Stops its workers, or goes, though nobody has made room for its leave.
+    /// Stops its workers, or goes, though no one has made room for its leave.
     Leave,
 }
 
@@ -162,7 +162,7 @@ mod tests {
             let failed = || MemberInput::Answered {
                 call: Call::Join,
                 sent: NOW,
-                result: Err(StoreError::Unavailable { endpoints: "e".into(), cause: "nobody there".into() }),
+                result: Err(StoreError::Unavailable { endpoints: "e".into(), cause: "refused".into() }),
             };
             if answers == "failures" {
                 member.step(NOW, failed());

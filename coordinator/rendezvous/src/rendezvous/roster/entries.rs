@@ -24,7 +24,7 @@ pub struct Present {
 pub struct SealedMember {
     /// Its place.
     pub rank: RankRecord,
-    /// It has said that it started this round's workers. From then on all that keeps them alive is seen by the leader:
+    /// It has said that it started this round's workers. After that all that keeps them alive is seen by the leader:
     /// its pulses and the writes of its key.
     pub started: bool,
     /// Since when its key is gone.

@@ -1,5 +1,5 @@
 //! The nodes as a leader knows them: their keys, places and contacts, indexed by what is asked about them. Each change
-//! files one node anew, so the cost of a question depends on the length of its answer, not on the size of the job.
+//! files one node again, so the cost of a question depends on the length of its answer, not on the size of the job.
 
 mod entries;
 mod index;
@@ -56,7 +56,7 @@ pub struct Roster {
     answered: Index<u64>,
     /// Members that live and stay, by when they opened their stream.
     opened: Index<Option<Time>>,
-    /// Members that were not evicted, but for the own node, by the newest word that they have seen.
+    /// Members that were not evicted, except the own node, by the newest word that they have seen.
     echoed: Index<Option<Time>>,
     /// Nodes that could take a place in any round, by when their keys came into being.
     newcomers: Index<Revision>,
@@ -87,7 +87,7 @@ struct MemberMarks {
 }
 
 impl Roster {
-    /// Nobody yet; `own` is the leader's own node.
+    /// No one yet; `own` is the leader's own node.
     pub fn new(own: NodeId) -> Roster {
         Roster {
             own,
@@ -173,7 +173,7 @@ impl Roster {
         self.change(node, |roster| drop(roster.members.insert(node.clone(), member)));
     }
 
-    /// Nobody has a place any more.
+    /// No one has a place any more.
     pub(super) fn dissolve(&mut self) {
         for node in self.members.keys().cloned().collect::<Vec<_>>() {
             self.change(&node, |roster| drop(roster.members.remove(&node)));
@@ -287,7 +287,7 @@ impl Roster {
         }
     }
 
-    /// The oldest of the words that the members have seen last, but for the own node: None where one has seen none;
+    /// The oldest of the words that the members have seen last, except the own node: None where one has seen none;
     /// within, None where there is no such member.
     pub(super) fn all_echoed(&self) -> Option<Option<Time>> {
         match self.echoed.least() {
@@ -481,7 +481,7 @@ mod looks {
     pub(super) fn count() {}
 }
 
-/// Counts the records that are looked at, for tests of what an event costs.
+/// Counts the records that are checked, for tests of what an event costs.
 #[cfg(test)]
 pub(super) mod looks {
     use std::cell::Cell;

@@ -63,7 +63,7 @@ fn happens(roster: &mut Roster, (what, node, x, y): (u8, u8, u8, u8)) {
     }
 }
 
-/// The same nodes, taken in anew.
+/// The same nodes, taken in again.
 fn rebuilt(old: &Roster) -> Roster {
     let mut new = Roster::new(old.own.clone());
     old.members.iter().for_each(|(node, member)| new.seat(node, member.clone()));

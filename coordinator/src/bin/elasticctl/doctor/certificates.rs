@@ -18,7 +18,7 @@ const SOON: u64 = 30 * DAY;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whose {
     Etcds,
-    /// The client's, which is this program and whoever has the same file.
+    /// The client's, which is this program and anyone who has the same file.
     Ours,
     Cas,
     /// With which agents and coordinators speak with each other.
@@ -85,7 +85,7 @@ fn one(shown: &Shown, certificate: &Certificate, spare: bool, now: u64) -> Findi
     if *from > now {
         let seen = format!("is good only from {} on", date(*from));
         return say(State::Failed, seen).advise(
-            "wait, or mend the clock that is wrong: this machine's or that of whoever signed it; date -u tells",
+            "wait, or set the clock that is wrong: this machine's or that of the machine that signed it; date -u shows it",
         );
     }
     if now >= *until {
@@ -105,19 +105,19 @@ fn renew(shown: &Shown, name: &str) -> String {
     let of = &shown.of;
     match shown.whose {
         Whose::Etcds => format!(
-            "have it signed anew; by etcd/certificates.sh renew DIRECTORY {name}, if that made it. Copy it to its place \
+            "have it signed again; by etcd/certificates.sh renew DIRECTORY {name}, if that made it. Copy it to its place \
              on {of}: etcd reads it for its next connection"
         ),
         Whose::Ours => {
             // As certificates.sh names clients
             let name = name.strip_prefix("client ").unwrap_or(name);
             format!(
-                "have it signed anew; by etcd/certificates.sh renew DIRECTORY {name}, if that made it. Copy it to {of}, \
+                "have it signed again; by etcd/certificates.sh renew DIRECTORY {name}, if that made it. Copy it to {of}, \
                  here and wherever it is used: it is read for the next connection"
             )
         }
         Whose::Peers => format!(
-            "have it signed anew; by elasticctl certs node FOLDER {name} --renew, if that made it. Copy it to {of}: it is \
+            "have it signed again; by elasticctl certs node FOLDER {name} --renew, if that made it. Copy it to {of}: it is \
              read within a second"
         ),
         Whose::PeersAuthority => format!(

@@ -152,7 +152,7 @@ fn latency(check: &'static str, address: &str, took: &Result<Duration, StoreErro
         )
         .advise("give etcd a disk and a network of its own (etcdctl check perf), or the jobs a longer lease_ttl"),
         Err(error @ StoreError::Denied { .. }) => {
-            // Whose user it is cannot be told from here, and one of a single job needs no more than that job's keys.
+            // Whose user it is is not known here, and one of a single job needs no more than that job's keys.
             let seen = format!("not timed, since this user may not {check} where doctor does: {error}");
             Finding::new(State::Unknown, check, address, seen).advise(
                 "for a user of one job that is as it should be; agents of any job need it: docs/operations.md, and \
@@ -195,7 +195,7 @@ fn leader(cluster: &Cluster) -> Option<Finding> {
             }
         },
         _ => told(cluster).map(|(endpoint, status)| {
-            let follows = status.leader.map_or_else(|| "nobody".to_owned(), |leader| format!("{leader:x}"));
+            let follows = status.leader.map_or_else(|| "no member".to_owned(), |leader| format!("{leader:x}"));
             format!("{} follows {follows}", endpoint.address)
         }),
     };

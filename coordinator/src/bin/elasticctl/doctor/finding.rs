@@ -31,7 +31,7 @@ impl State {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(super) state: State,
-    /// What was looked at: one word.
+    /// What was checked: one word.
     pub(super) check: &'static str,
     /// Of what: an endpoint, a node, the cluster.
     pub(super) of: String,

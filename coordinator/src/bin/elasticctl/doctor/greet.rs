@@ -50,7 +50,7 @@ pub(super) async fn etcd(
     let shown = |certificates| Shown { whose: Whose::Etcds, of: address.to_owned(), certificates };
     let Some(tls) = tls else {
         let clock = match within(plain(addresses, address, Speaks::Http1)).await {
-            // Whoever serves gRPC alone, as the embedded store does
+            // Anyone who serves gRPC alone, as the embedded store does
             Err(_) => within(plain(addresses, address, Speaks::Http2)).await,
             read => read,
         };
@@ -75,7 +75,7 @@ pub(super) async fn etcd(
     Ok(Greeting { shown: shown(taken), clock })
 }
 
-/// The clock of the coordinator that leads a job, and its port. `None` where a node leads it, or nobody.
+/// The clock of the coordinator that leads a job, and its port. `None` where a node leads it, or no one.
 pub(super) async fn coordinator(job: &Job) -> Option<(String, Result<Reading, String>)> {
     let leader = job.leader.as_ref().map(|leader| &leader.value).filter(|leader| leader.coordinator)?;
     let address = leader.peer.to_string();
@@ -124,7 +124,7 @@ where
     Ok(Reading { asked_ms, answered_ms, date_ms })
 }
 
-/// Takes any certificate, and keeps it to be looked at. Whether it is to be trusted, `look` finds out by itself.
+/// Takes any certificate, and keeps it to be checked. Whether it is to be trusted, `look` finds out by itself.
 #[derive(Debug)]
 struct TakesAny {
     taken: Mutex<Vec<CertificateDer<'static>>>,

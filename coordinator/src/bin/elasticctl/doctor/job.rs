@@ -26,7 +26,7 @@ pub(super) fn judge(seen: &Seen) -> Vec<Finding> {
 /// A job that could not be read.
 pub(super) fn unread(id: &str, error: &OperatorError) -> Finding {
     let (state, advice) = match error {
-        OperatorError::Store(_) => (State::Unknown, "mend what fails above, then run it again"),
+        OperatorError::Store(_) => (State::Unknown, "fix what fails above, then run it again"),
         _ => (State::Failed, "elasticctl jobs lists them; --prefix must be the agents' own"),
     };
     Finding::new(state, "round", format!("job {id}"), error.to_string()).advise(advice)
@@ -42,16 +42,16 @@ fn standing(id: &JobId, job: &Job, round: &RoundRecord) -> Finding {
     let say = |state: State, seen: String| Finding::new(state, "round", of_job(id), seen);
     match round.state {
         RoundState::Failed => say(State::Failed, format!("round {number} has failed: {reason}")).advise(format!(
-            "elasticctl describe {id} names the root cause; once it is mended, start the agents again: the job begins anew"
+            "elasticctl describe {id} names the root cause; once it is fixed, start the agents again: the job starts again"
         )),
         RoundState::Succeeded | RoundState::Closed => say(State::Ok, format!("round {number} has {}", round.state)),
         RoundState::Forming | RoundState::Running if job.nodes.is_empty() => {
             say(State::Warning, format!("round {number} is {}, and no node is here", JobState::from(round)))
-                .advise("start its agents again with the same flags: the job goes on")
+                .advise("start its agents again with the same flags: the job continues")
         }
         RoundState::Forming if round.paused => {
             say(State::Ok, format!("the operator paused the job before round {number}"))
-                .advise(format!("elasticctl resume {id}, when its workers are to go on"))
+                .advise(format!("elasticctl resume {id}, when its workers are to continue"))
         }
         RoundState::Forming => say(State::Ok, format!("round {number} is forming: {reason}")),
         RoundState::Running => {
@@ -78,7 +78,7 @@ fn protocol(id: &JobId, job: &Job) -> Option<Finding> {
         let advice = if mixed {
             format!("finish the upgrade: elasticctl describe {id} names each node's release")
         } else {
-            "nothing: the job speaks the newest once it begins anew".to_owned()
+            "nothing: the job speaks the newest once it starts again".to_owned()
         };
         return Some(Finding::new(State::Warning, "protocol", of_job(id), seen).advise(advice));
     }
@@ -91,10 +91,10 @@ fn leader(id: &JobId, job: &Job, ports: &BTreeMap<Endpoint, Port>) -> Option<Fin
         if job.nodes.is_empty() {
             return None;
         }
-        let nobody = Finding::new(State::Warning, "leader", of_job(id), "nobody leads, so nothing can change");
+        let leaderless = Finding::new(State::Warning, "leader", of_job(id), "no node leads, so nothing can change");
         return Some(
-            nobody.advise(
-                "run it again: another node leads within milliseconds. If nobody does, look at the agents' logs",
+            leaderless.advise(
+                "run it again: another node leads within milliseconds. If none does, read the agents' logs",
             ),
         );
     };
@@ -109,7 +109,7 @@ fn leader(id: &JobId, job: &Job, ports: &BTreeMap<Endpoint, Port>) -> Option<Fin
     Some(Finding::ok("leader", of_job(id), seen))
 }
 
-/// A port that does not accept. `flag` sets the address that others are told.
+/// A port that does not accept. `flag` sets the address that others get.
 fn unreached(check: &'static str, of: String, peer: &Endpoint, port: &Port, flag: &str) -> Finding {
     match port {
         Port::Silent(why) => Finding::new(State::Warning, check, of, format!("{peer} is not reached from here: {why}"))
@@ -121,7 +121,7 @@ fn unreached(check: &'static str, of: String, peer: &Endpoint, port: &Port, flag
             State::Failed,
             check,
             of,
-            format!("{peer} refuses: nobody listens there, or a firewall rejects"),
+            format!("{peer} refuses: no agent listens there, or a firewall rejects"),
         )
         .advise(format!(
             "if it is gone, its lease ends this by itself; if it lives, open the port or have the firewall drop, \

@@ -157,7 +157,7 @@ async fn accept(addresses: &[SocketAddr]) -> Result<Duration, String> {
     Ok(Time::now().since(begun))
 }
 
-/// A key that nobody else uses, outside all jobs.
+/// A key that no one else uses, outside all jobs.
 fn scratch(prefix: &str) -> String {
     format!("{}/v1/doctor/{}", prefix.trim_end_matches('/'), uuid::Uuid::new_v4())
 }

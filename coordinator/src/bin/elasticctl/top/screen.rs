@@ -131,7 +131,7 @@ impl Screen {
         self.chosen.as_ref().and_then(|chosen| jobs.iter().position(|(id, _)| *id == chosen)).unwrap_or(0)
     }
 
-    /// The lines of the screen, of which none is wider and which are not more.
+    /// The lines of the screen: not wider, and not more.
     pub(super) fn draw(
         &mut self,
         overview: &Overview,
@@ -168,7 +168,7 @@ impl Screen {
     }
 }
 
-/// The jobs that have begun: those that go on come first, then those that ended last.
+/// The jobs that have begun: those that continue come first, then those that ended last.
 fn ordered(overview: &Overview) -> Vec<(&JobId, &Job)> {
     let mut jobs: Vec<_> = overview.jobs.iter().filter(|(_, job)| job.round.is_some()).collect();
     jobs.sort_by_key(|(id, job)| (job.ended_ms().map(std::cmp::Reverse), *id));

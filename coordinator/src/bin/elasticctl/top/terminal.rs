@@ -12,7 +12,7 @@ use super::screen::Key;
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
 const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
 
-/// The terminal. Dropping it gives it back as it was.
+/// The terminal. Dropping it restores it.
 pub(super) struct Terminal {
     before: Termios,
     keys: mpsc::UnboundedReceiver<Key>,

@@ -219,7 +219,7 @@ fn job(id: &JobId) -> Job {
     }
 }
 
-/// JSON, by way of the message, is the same as it was.
+/// JSON, by way of the message, stays the same.
 fn same<T: DeserializeOwned + Serialize>(before: Value) {
     let told: T = message(before.clone()).unwrap();
     assert_eq!(serde_json::to_value(&told).unwrap(), before);
@@ -294,7 +294,7 @@ fn every_wish_can_be_asked_for_and_what_is_missing_is_named() {
             Wish::Include { .. } => "include",
             Wish::Evict { .. } => "evict",
             Wish::Set { min: None, max: Some(3), priority: Some(0) } => "set",
-            Wish::Set { .. } => panic!("what is not set stays as it is"),
+            Wish::Set { .. } => panic!("what is not set stays unchanged"),
             Wish::Pause {} => "pause",
             Wish::Resume {} => "resume",
             Wish::Close {} => "close",

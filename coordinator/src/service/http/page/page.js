@@ -1,4 +1,4 @@
-// The jobs and one job, read anew every two seconds, and what their operators ask. What records say goes into the page as
+// The jobs and one job, read again every two seconds, and what their operators ask. What records say goes into the page as
 // text, never as markup.
 "use strict";
 
@@ -55,7 +55,7 @@ async function call(path, options = {}) {
 
 const read = (path) => call(path);
 
-/** Asks something of a job, says what came of it, and shows the job anew. */
+/** Asks something of a job, shows the result, and shows the job again. */
 async function ask(job, what, body) {
   try {
     const { advice } = await call(`v1/jobs/${encodeURIComponent(job)}/${what}`, { method: "POST", body: JSON.stringify(body) });
@@ -321,7 +321,7 @@ function trouble(text) {
   line.textContent = text ?? "";
 }
 
-/** Says what came of what was asked. */
+/** Shows the result of a request. */
 function notice(text) {
   document.getElementById("notice").textContent = text;
 }
@@ -353,7 +353,7 @@ async function show() {
 
 let timer;
 
-/** Shows all anew, and again after a pause; nothing while somebody fills in a field, unless that is done. */
+/** Shows everything, and again after a pause; nothing while somebody fills in a field, unless that is done. */
 async function turn(done = false) {
   clearTimeout(timer);
   const typing = !done && document.activeElement?.tagName === "INPUT";

@@ -40,7 +40,7 @@ fn a_stream_must_carry_a_proof_wherever_the_job_has_a_secret() {
         ("none", &here, false, ["nothing", "nothing", "wait"]),
         ("a member whose key is gone", &gone, true, ["proof 1", "proof 1", "wait"]),
         ("the same without a secret", &gone, false, ["nothing", "nothing", "wait"]),
-        // Whoever begins it anew writes another secret.
+        // Anyone who begins it again writes another secret.
         ("a job that has failed", &ended("failed"), true, wait),
     ] {
         let (leader, _) = leads(scene, None, has_secret.then(|| json!(secret(1))));
@@ -57,7 +57,7 @@ fn a_lost_secret_is_what_the_leader_knew_before() {
         ("the store's counts", Some(1), Some(json!(secret(2))), "proof 2", false),
         ("gone", Some(1), None, "proof 1", false),
         ("rubbish", Some(1), Some(json!({ "key": "AA" })), "proof 1", true),
-        ("rubbish, and nobody knows it", None, Some(json!({ "key": "AA" })), "nothing", true),
+        ("rubbish, and no node knows it", None, Some(json!({ "key": "AA" })), "nothing", true),
     ] {
         let (leader, wants) = leads(&scene, known, read);
         assert_eq!(demanded(&leader, "b"), demands, "{what}");

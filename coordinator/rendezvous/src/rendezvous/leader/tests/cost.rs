@@ -109,7 +109,7 @@ fn an_event_costs_the_same_whether_nodes_are_few_or_many() {
     }
     let round = &leader.view().expect("a view").round.value;
     assert_eq!((round.number, round.state), (2, RoundState::Running));
-    // then none of it looked at more than a few of them
+    // then none of it checked more than a few of them
     assert!(dearest.values().all(|cost| *cost <= FEW), "{dearest:?}");
     assert_eq!(dearest["a word"], 0, "{dearest:?}");
     assert_eq!(dearest["a beat"], 1, "{dearest:?}");

@@ -1,4 +1,4 @@
-//! What a leader does where it knows too little, or is told what cannot be.
+//! What a leader does where it knows too little, or hears what cannot be.
 
 use super::*;
 use crate::job::Fate;
@@ -52,7 +52,7 @@ fn a_silent_former_leader_is_lost_one_lease_after_its_successor_has_heard_it() {
         ("heard four seconds ago", "b", former("a", NOW.minus(seconds(4))), 6, Fate::Fenced),
         ("never heard", "b", former("a", Time::ZERO), 0, Fate::Fenced),
         ("another led", "b", former("x", NOW.minus(seconds(10))), 10, Fate::Unknown),
-        ("nobody is known to have led", "b", None, 10, Fate::Unknown),
+        ("no node is known to have led", "b", None, 10, Fate::Unknown),
         ("the successor is no member", "x", former("a", NOW.minus(seconds(10))), 10, Fate::Unknown),
     ] {
         // Given a round of a and b, and no key of a's
@@ -134,7 +134,7 @@ fn a_round_without_the_rank_keys_that_it_should_have_is_damage_and_no_success() 
             assert_eq!(round(&scene, &wants), None, "{what}, {ranks:?}");
             let later = leader.step(NOW + Duration::from_secs(3600), LeaderInput::Tick);
             assert_eq!(round(&scene, &later), None, "{what}, {ranks:?}");
-            // and nobody is told that all members were heard
+            // and no node hears that all members were heard
             written(&mut leader, NOW, 6);
             assert_eq!(leader.word(NOW).and_then(|word| word.all_heard), None, "{what}, {ranks:?}");
         }
@@ -394,7 +394,7 @@ fn one_bad_record_does_not_stop_a_leader() {
             assert_eq!(round(&scene, &wants).map(|record| record.number), Some(2), "{key}, {read_before}: {wants:?}");
         }
     }
-    // Where nobody knows from where training resumes, no round is sealed while workers may be at work
+    // Where no one knows from where training resumes, no round is sealed while workers may be at work
     let mut store = failed.store();
     store[3] = rubbish(&failed.keys.checkpoint());
     let (_, wants) = failed.led(store);
@@ -420,7 +420,7 @@ fn a_generation_without_rounds_ends_if_nobody_knows_where_training_resumes() {
     let cause = ended.cause.expect("a cause").message;
     assert!(cause.contains(&scene.keys.checkpoint()) && cause.contains("delete it to begin from nothing"), "{cause}");
 
-    // but while an operator has paused it, it waits, and goes on with what is written anew
+    // but while an operator has paused it, it waits, and continues with what is written again
     scene.desired = json!({ "paused": true });
     store[2] = scene.store()[2].clone();
     let (mut leader, wants) = scene.led(store);
@@ -432,7 +432,7 @@ fn a_generation_without_rounds_ends_if_nobody_knows_where_training_resumes() {
     leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
     let wants = desired(&mut leader, &scene, NOW, 9, json!({}));
     assert_eq!(round(&scene, &wants).map(|record| record.state), Some(RoundState::Forming), "resumed: {wants:?}");
-    let sealed = round(&scene, &written(&mut leader, NOW, 10)).expect("it goes on");
+    let sealed = round(&scene, &written(&mut leader, NOW, 10)).expect("it continues");
     assert_eq!((sealed.state, sealed.checkpoint.map(|it| it.step)), (RoundState::Running, Some(7)));
 }
 
@@ -455,7 +455,7 @@ fn a_leader_reads_one_line_of_history_and_not_all() {
     let load = txn(&wants).unwrap();
     assert!(load.then.contains(&Op::last(scene.keys.events())));
     assert!(!load.then.contains(&Op::range(scene.keys.events())));
-    // and goes on after it
+    // and continues after it
     let blame = json!({ "class": "own", "message": "ValueError: boom" });
     let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
     let mut store = scene.store();
@@ -467,7 +467,7 @@ fn a_leader_reads_one_line_of_history_and_not_all() {
 
 #[test]
 fn a_member_whose_record_is_rubbish_is_evicted_as_it_stands_there() {
-    // Given a forming round, and rubbish in the place of what b said
+    // Given a forming round, and rubbish instead of what b said
     let waiting = json!({ "phase": "waiting", "round": 2 });
     let scene = Scene::forming(waiting.clone(), waiting);
     let mut store = scene.store();
@@ -481,7 +481,7 @@ fn a_member_whose_record_is_rubbish_is_evicted_as_it_stands_there() {
     // when b has not said in time that it stopped
     let late = NOW + Duration::from_secs(60);
     let wants = leader.step(late, LeaderInput::Tick);
-    // then it is evicted if that still stands there: a guard that never holds would keep the round from forming
+    // then it is evicted if that is still there: a guard that never holds would keep the round from forming
     assert!(tombstone(&scene, &wants, "b").is_some(), "{wants:?}");
     let guard = Guard::modified(scene.keys.node(&id("b")), Revision(6));
     assert!(txn(&wants).is_some_and(|txn| txn.when.contains(&guard)), "{wants:?}");

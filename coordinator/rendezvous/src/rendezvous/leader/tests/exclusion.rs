@@ -111,7 +111,7 @@ fn only_what_counts_against_the_job_counts_against_a_node() {
         let scene = failing_twice(2).node("b", failed);
         let (mut leader, mut wants) = scene.leader();
         if class == "peer" {
-            // Nobody else had failed, so the failure is charged; but whose it was nobody knows.
+            // No one else had failed, so the failure is charged; but whose it was no one knows.
             wants = leader.step(NOW + MINUTE, LeaderInput::Tick);
         }
         let Some(record) = round(&scene, &wants) else { panic!("{class}: {wants:?}") };
@@ -176,7 +176,7 @@ fn an_operator_evicts_a_node_whatever_it_says() {
         scene.desired = json!({ "evict": [id("b"), id("gone")] });
         let (mut leader, mut wants) = scene.leader();
         if scene.round["state"] == "forming" {
-            // Found, it is written anew first.
+            // Found, it is written again first.
             wants = written(&mut leader, NOW, 7);
         }
         let stone = stone(&scene, &wants, "b").unwrap_or_else(|| panic!("{wants:?}"));

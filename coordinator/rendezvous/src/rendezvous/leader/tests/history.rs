@@ -36,7 +36,7 @@ fn a_leader_writes_its_line_after_the_operator_s() {
     // Given a request whose line came with it, the leader's is the next
     let (line, guards) = writes(&last, drained(LAST + 1));
     assert_eq!(line, keys.event(LAST + 2));
-    assert!(guards.contains(&Guard::absent(line)), "nobody's line is written over");
+    assert!(guards.contains(&Guard::absent(line)), "no line of others is written over");
     // Given a record that tells of an older line, of one far ahead, or of none
     for desired in [drained(LAST), drained(u64::MAX), json!({ "drain": ["b"] })] {
         assert_eq!(writes(&last, desired).0, keys.event(LAST + 1));

@@ -14,7 +14,7 @@ fn a_paused_job_waits_for_its_resume_and_goes_on_with_its_ranks() {
         let mut scene = Scene { policy, ..Scene::new() };
         scene.desired = json!({ "paused": true });
         let (mut leader, wants) = scene.leader();
-        // then its members are told by the next round, which costs nothing
+        // then the next round tells its members, which costs nothing
         let record = round(&scene, &wants).unwrap();
         assert_eq!((record.number, record.state, record.paused, record.restarts), (2, RoundState::Forming, true, 0));
         assert_eq!(record.reason, "the operator paused the job");

@@ -192,7 +192,7 @@ fn leaders_members_and_alarms_are_the_clusters() {
     let none = with(&|_, status| status.leader = None);
     is(&none, State::Failed, "leader", the, "no member knows a leader", "endpoint status");
     let split = with(&|n, status| status.leader = (n > 0).then_some(2));
-    is(&split, State::Warning, "leader", the, "m1:2379 follows nobody, m2:2379 follows 2", "run it again");
+    is(&split, State::Warning, "leader", the, "m1:2379 follows no member, m2:2379 follows 2", "run it again");
     let two = with(&|n, status| status.cluster = n as u64);
     is(&two, State::Failed, "leader", the, "m3:2379 is of cluster 2", "one cluster");
 

@@ -123,7 +123,7 @@ fn a_job_that_has_ended_or_lost_all_nodes_says_so() {
 fn nobody_leads_or_a_coordinator_that_cannot_be_reached_does() {
     let mut seen = runs();
     seen.job.leader = None;
-    seen.says("leader", "job train", State::Warning, "nobody leads");
+    seen.says("leader", "job train", State::Warning, "no node leads");
     let (at, node) = (peer("c"), node("c"));
     seen.job.leader = Some(versioned(LeaderRecord::new(node, at.clone(), true)));
     seen.ports.insert(at.clone(), Port::Accepts);
