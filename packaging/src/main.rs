@@ -43,7 +43,7 @@ fn main() -> ExitCode {
 }
 
 fn programs() -> Vec<Command> {
-    let agent = elastic_agent::cli::command();
+    let agent = elastic_agent::command();
     vec![agent, coordinator::Flags::command(), operator::Flags::command(), Arguments::command()]
 }
 
@@ -62,7 +62,7 @@ fn write_all(prefix: &Path) -> anyhow::Result<()> {
 /// The agent takes a program and its arguments, and makes its own script.
 fn completion(shell: Shell, mut program: Command, name: &str) -> anyhow::Result<Vec<u8>> {
     let script = if name == "elastic-agent" {
-        elastic_agent::cli::completion(&shell.to_string()).context("elastic-agent has none")?.into_bytes()
+        elastic_agent::completion(&shell.to_string()).context("elastic-agent has none")?.into_bytes()
     } else {
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut program, name, &mut script);

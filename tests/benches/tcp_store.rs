@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use elastic_agent::workers_store::{TcpStore, WorkersStoreLimits};
+use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
 use elastic_tests::torch::{Torch, TorchServer};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};

@@ -8,9 +8,9 @@ use elastic_coordinator::job::{OnStoreLoss, Protocols, Timings};
 use super::error::{Refusal, UsageError};
 use super::flags::Setting;
 use super::values;
-use crate::store::rendezvous::{Credentials, Tls};
+use crate::store::choice::{Credentials, Tls};
 use crate::workers_store::WorkersStoreLimits;
-use crate::workers_store::rendezvous_port::StoreHost;
+use crate::workers_store::rank0_port::StoreHost;
 
 /// All of `--rdzv-conf`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

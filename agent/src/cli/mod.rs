@@ -31,18 +31,19 @@ use crate::output::events::EventHandler;
 use crate::output::logs::LogOptions;
 use crate::output::outcome::report::ReportForm;
 use crate::output::template;
-use crate::store::rendezvous::Rendezvous;
+use crate::store::choice::StoreChoice;
 use crate::workers::command::{Program, ProgramKind};
 use crate::workers::signals::{self, Handled};
 use crate::workers::slots::WorkerCount;
-use crate::workers_store::rendezvous_port::StoreHost;
+use crate::workers_store::rank0_port::StoreHost;
 
 pub use dialect::Dialect;
-pub use error::{Stop, UsageError};
-pub use peers::PeerOptions;
-pub use spare::SpareOptions;
-pub use values::NodeRange;
-pub use watch::WatchOptions;
+pub use error::Stop;
+pub(crate) use error::UsageError;
+pub(crate) use peers::PeerOptions;
+pub(crate) use spare::SpareOptions;
+pub(crate) use values::NodeRange;
+pub(crate) use watch::WatchOptions;
 
 use error::Refusal;
 use flags::Settings;
@@ -62,7 +63,7 @@ const ALONE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Everything the command line says, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub(crate) struct Options {
     /// The launcher that this program replaces.
     pub dialect: Dialect,
     /// The job's id.
@@ -72,7 +73,7 @@ pub struct Options {
     /// How the number of workers on this node is given. [`crate::workers::slots::count`] turns it into a number.
     pub workers: WorkerCount,
     /// The store that nodes meet through.
-    pub rendezvous: Rendezvous,
+    pub rendezvous: StoreChoice,
     /// The key prefix in the store, `/a/b`. None: the protocol's own.
     pub prefix: Option<String>,
     /// The protocol version that a new job begins with.
@@ -141,7 +142,7 @@ pub struct Options {
 
 impl Options {
     /// The part of these options that all agents of the job must share.
-    pub fn spec(&self) -> Spec {
+    pub(crate) fn spec(&self) -> Spec {
         Spec {
             protocol: self.protocol,
             release: Some(Release::ours()),
@@ -161,7 +162,7 @@ impl Options {
 
 /// What this process was started to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Task {
+pub(crate) enum Task {
     /// Take part in one job.
     Agent(Box<Options>),
     /// Go to whichever of several jobs lacks a node.
@@ -172,7 +173,7 @@ pub enum Task {
 ///
 /// # Errors
 /// Says why there are no options. The dialect decides the exit code.
-pub fn from_process() -> Result<Task, (Stop, Dialect)> {
+pub(crate) fn from_process() -> Result<Task, (Stop, Dialect)> {
     let env = |name: &str| std::env::var_os(name);
     let (dialect, argv) = Dialect::of(std::env::args_os());
     if dialect == Dialect::Own && argv.first().is_some_and(|word| word == spare::WORD) {
@@ -184,7 +185,7 @@ pub fn from_process() -> Result<Task, (Stop, Dialect)> {
 
 /// Parses `argv`, which is given without the agent's own name. The defaults come from `env`. A job that is alone gets
 /// `fresh` as its id.
-pub fn parse(
+pub(crate) fn parse(
     dialect: Dialect,
     argv: impl IntoIterator<Item = OsString>,
     env: &dyn Fn(&str) -> Option<OsString>,
@@ -197,6 +198,14 @@ pub fn parse(
         return Err(Stop::Show(script));
     }
     Ok(options(&settings, fresh)?)
+}
+
+/// Whether a command line is valid without any environment.
+///
+/// # Errors
+/// Says why it is not, or what is shown instead.
+pub fn check(dialect: Dialect, argv: impl IntoIterator<Item = OsString>) -> Result<(), Stop> {
+    parse(dialect, argv, &|_| None, Uuid::nil()).map(drop)
 }
 
 /// The definition of the command line, for its manual page.
@@ -217,7 +226,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     warnings.extend(conf.warnings.iter().cloned());
     let peers = peers::read(settings)?;
     let ResolvedRendezvous { rendezvous, place } = rendezvous::resolve(settings, nodes, &conf, &peers, &mut warnings)?;
-    if rendezvous == Rendezvous::Standalone && nodes.max > 1 {
+    if rendezvous == StoreChoice::Standalone && nodes.max > 1 {
         warnings.push(format!("--standalone runs one node: --nnodes={nodes} is taken as 1"));
         nodes.max = 1;
     }
@@ -228,7 +237,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     let local_addr = settings.parsed("local-addr", values::address)?;
     // With static, node 0 is reached at the address that --master-addr gives.
     let named = match &rendezvous {
-        Rendezvous::Hosted { endpoint, .. } if place == Some(0) => Some(endpoint.host.clone()),
+        StoreChoice::Hosted { endpoint, .. } if place == Some(0) => Some(endpoint.host.clone()),
         _ => None,
     };
     let (handled, passed_over) =
@@ -239,7 +248,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     timings.stop_grace = stop_grace(settings)?.unwrap_or(timings.stop_grace);
     timings.drain_grace =
         settings.parsed("drain-grace", values::duration)?.or(conf.drain_grace).unwrap_or(timings.stop_grace);
-    if rendezvous == Rendezvous::Standalone {
+    if rendezvous == StoreChoice::Standalone {
         timings.lease_ttl = ALONE;
     }
     // By default, half of the time is left for workers that must be stopped after all.
@@ -251,7 +260,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     let restarts_without_progress = settings.parsed("restarts-without-progress", |text| values::count(text, 1))?;
     let exclude_after = settings.parsed("exclude-after", |text| values::count(text, 0))?;
     let preflight = preflight::read(settings)?;
-    if matches!(rendezvous, Rendezvous::Etcd { v2: true, .. }) {
+    if matches!(rendezvous, StoreChoice::Etcd { v2: true, .. }) {
         if preflight.peer_bandwidth.is_some() {
             let why = "where a node cannot check who asks it to send";
             warnings.push(format!("--preflight-peer-bandwidth has no effect on etcd's v2 API, {why}"));
@@ -362,18 +371,18 @@ fn program(settings: &Settings<'_>) -> Result<Program, UsageError> {
 
 fn job(
     settings: &Settings<'_>,
-    rendezvous: &Rendezvous,
+    rendezvous: &StoreChoice,
     fresh: Uuid,
     warnings: &mut Vec<String>,
 ) -> Result<JobId, UsageError> {
     let told = settings.switch("standalone")? || settings.text("master-port")?.is_none();
-    if *rendezvous == Rendezvous::Standalone && told {
+    if *rendezvous == StoreChoice::Standalone && told {
         return job_id(&fresh.to_string()).map_err(|refusal| refusal.of("--standalone"));
     }
     if let Some(job) = settings.parsed("rdzv-id", job_id)? {
         return Ok(job);
     }
-    if matches!(rendezvous, Rendezvous::Etcd { .. }) {
+    if matches!(rendezvous, StoreChoice::Etcd { .. }) {
         warnings.push(format!(
             "--rdzv-id is not given, so the job's id is `{NO_JOB}`: two such jobs on one etcd become one; name each"
         ));

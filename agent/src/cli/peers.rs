@@ -17,7 +17,7 @@ const FILES: [&str; 3] = ["peer-cert", "peer-key", "peer-ca"];
 
 /// How other agents are reached, and reach this one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PeerOptions {
+pub(crate) struct PeerOptions {
     /// The address on which this agent listens for other nodes. None: a loopback address that it advertises, else all.
     pub bind: Option<IpAddr>,
     /// The port on which it listens for other agents. 0: the kernel picks one.

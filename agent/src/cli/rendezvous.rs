@@ -8,7 +8,7 @@ use super::error::{Refusal, UsageError};
 use super::flags::{Setting, Settings};
 use super::peers::PeerOptions;
 use super::values::{self, NodeRange};
-use crate::store::rendezvous::{Rendezvous, Tls};
+use crate::store::choice::{StoreChoice, Tls};
 
 const TODAY: &str = "use --rdzv-backend=etcd with an etcd, or --rdzv-backend=c10d --rdzv-endpoint=HOST without one";
 
@@ -21,13 +21,13 @@ const CLOSE: &str = "give every node --peer-cert FILE --peer-key FILE --peer-ca 
 
 /// How this node meets the others.
 pub(super) struct ResolvedRendezvous {
-    pub(super) rendezvous: Rendezvous,
+    pub(super) rendezvous: StoreChoice,
     /// With `static`, the place that this node must have.
     pub(super) place: Option<u32>,
 }
 
-impl From<Rendezvous> for ResolvedRendezvous {
-    fn from(rendezvous: Rendezvous) -> ResolvedRendezvous {
+impl From<StoreChoice> for ResolvedRendezvous {
+    fn from(rendezvous: StoreChoice) -> ResolvedRendezvous {
         ResolvedRendezvous { rendezvous, place: None }
     }
 }
@@ -74,13 +74,13 @@ pub(super) fn resolve(
     }
 }
 
-fn standalone(nodes: NodeRange, conf: &Conf) -> Result<Rendezvous, UsageError> {
+fn standalone(nodes: NodeRange, conf: &Conf) -> Result<StoreChoice, UsageError> {
     if nodes.min > 1 {
         let cause = format!("one node alone cannot be {}", nodes.min);
         return Err(Refusal::new(cause, TODAY).of(format_args!("--nnodes={nodes}")));
     }
     no_etcd_keys(conf)?;
-    Ok(Rendezvous::Standalone)
+    Ok(StoreChoice::Standalone)
 }
 
 fn hosted(
@@ -88,10 +88,10 @@ fn hosted(
     nodes: NodeRange,
     conf: &Conf,
     peers: &PeerOptions,
-) -> Result<Rendezvous, UsageError> {
+) -> Result<StoreChoice, UsageError> {
     no_etcd_keys(conf)?;
     let Some(setting) = endpoint else {
-        return Ok(Rendezvous::Hosted { endpoint: endpoint::localhost(endpoint::C10D_PORT), is_host: conf.is_host });
+        return Ok(StoreChoice::Hosted { endpoint: endpoint::localhost(endpoint::C10D_PORT), is_host: conf.is_host });
     };
     let list = setting.parse(|text| endpoint::list(text, endpoint::C10D_PORT))?;
     let [endpoint] = &list.endpoints[..] else {
@@ -103,7 +103,7 @@ fn hosted(
     }
     if endpoint.port == 0 {
         if nodes.max == 1 {
-            return Ok(Rendezvous::Standalone);
+            return Ok(StoreChoice::Standalone);
         }
         let advice = format!("give a port, {} is the default", endpoint::C10D_PORT);
         return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of(setting));
@@ -112,7 +112,7 @@ fn hosted(
     if conf.is_host != Some(false) && peers.leaves_open(endpoint) {
         return Err(Refusal::new(open(endpoint), CLOSE).of(format_args!("--rdzv-backend=c10d {setting}")));
     }
-    Ok(Rendezvous::Hosted { endpoint: endpoint.clone(), is_host: conf.is_host })
+    Ok(StoreChoice::Hosted { endpoint: endpoint.clone(), is_host: conf.is_host })
 }
 
 /// What is wrong with a store for everybody.
@@ -149,7 +149,7 @@ fn fixed(
     };
     if nodes.max == 1 {
         // No other node will come, so nothing has to be served, and the port stays free.
-        return Ok(Rendezvous::Standalone.into());
+        return Ok(StoreChoice::Standalone.into());
     }
     if endpoint.port == 0 {
         let advice = format!("give a port, {} is the default", endpoint::STATIC_PORT);
@@ -160,12 +160,12 @@ fn fixed(
         warnings.push(format!("--rdzv-backend=static: {}; {CLOSE}", open(&endpoint)));
     }
     Ok(ResolvedRendezvous {
-        rendezvous: Rendezvous::Hosted { endpoint, is_host: Some(place == 0) },
+        rendezvous: StoreChoice::Hosted { endpoint, is_host: Some(place == 0) },
         place: Some(place),
     })
 }
 
-fn etcd(endpoint: Option<&Setting>, conf: &Conf, v2: bool) -> Result<Rendezvous, UsageError> {
+fn etcd(endpoint: Option<&Setting>, conf: &Conf, v2: bool) -> Result<StoreChoice, UsageError> {
     let (what, text) = match endpoint {
         Some(setting) => (setting.to_string(), setting.value.as_str()),
         None => ("--rdzv-endpoint".to_owned(), ""),
@@ -187,7 +187,7 @@ fn etcd(endpoint: Option<&Setting>, conf: &Conf, v2: bool) -> Result<Rendezvous,
         let cause = "certificates are given for plain http";
         return Err(Refusal::new(cause, "say protocol=https, or leave them out").of("--rdzv-conf"));
     }
-    Ok(Rendezvous::Etcd {
+    Ok(StoreChoice::Etcd {
         endpoints: list.endpoints,
         tls: https.then(|| conf.tls.clone()),
         credentials: conf.credentials.clone(),

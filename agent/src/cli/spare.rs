@@ -38,7 +38,7 @@ begin, 2 the command line is wrong.";
 
 /// The options of a spare host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SpareOptions {
+pub(crate) struct SpareOptions {
     /// The folder of the jobs' files.
     pub folder: PathBuf,
     /// The host's name in the jobs. Without it, the host's own with `-spare`.

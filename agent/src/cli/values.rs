@@ -11,7 +11,7 @@ use crate::workers::slots::WorkerCount;
 
 /// How many nodes a round may have: `--nnodes N` or `MIN:MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NodeRange {
+pub(crate) struct NodeRange {
     /// The fewest nodes, at least 1.
     pub min: u32,
     /// The most nodes, at least `min`.

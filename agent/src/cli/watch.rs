@@ -15,7 +15,7 @@ const HEALTH_PORT: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 const ENABLE_TIMERS: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
 /// What to watch for, and the health port. By default, the agent watches nothing and serves no health.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct WatchOptions {
+pub(crate) struct WatchOptions {
     /// Limits for hangs.
     pub limits: HangLimits,
     /// Whether workers may set PyTorch's timers.

@@ -59,7 +59,7 @@ impl fmt::Display for Exit {
 }
 
 /// A signal's name, such as `SIGTERM`. `None` for real-time signals and for numbers that are no signals.
-pub fn signal_name(signal: i32) -> Option<&'static str> {
+pub(crate) fn signal_name(signal: i32) -> Option<&'static str> {
     let name = match signal {
         libc::SIGHUP => "SIGHUP",
         libc::SIGINT => "SIGINT",

@@ -14,7 +14,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 
 use super::deadline::Deadline;
 use super::exit::Exit;
-use super::kernel::{self, Program, Step};
+use super::kernel::{self, Executable, Step};
 use super::tree;
 use super::wire::{self, Channel, GuardRequest, Notice, SpawnRefusal, Stamp, WorkerId};
 
@@ -167,7 +167,7 @@ impl Keeper {
     fn spawn(
         &mut self,
         worker: WorkerId,
-        program: io::Result<Program>,
+        program: io::Result<Executable>,
         stdout: Option<OwnedFd>,
         stderr: Option<OwnedFd>,
     ) -> Result<(), SpawnRefusal> {
@@ -368,7 +368,7 @@ impl Keeper {
     }
 }
 
-fn read_program(body: Option<OwnedFd>, arguments: usize, cpus: Vec<u64>) -> io::Result<Program> {
+fn read_program(body: Option<OwnedFd>, arguments: usize, cpus: Vec<u64>) -> io::Result<Executable> {
     let body = body.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut strings = wire::read_body(body)?.into_iter();
     let directory = strings.next().ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -376,7 +376,7 @@ fn read_program(body: Option<OwnedFd>, arguments: usize, cpus: Vec<u64>) -> io::
     if arguments.is_empty() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no program given"));
     }
-    Ok(Program::new(arguments, strings.collect(), directory, cpus))
+    Ok(Executable::new(arguments, strings.collect(), directory, cpus))
 }
 
 /// Signals the group of a worker that is not reaped. Between its fork and its setsid the worker has no group of its own

@@ -89,18 +89,23 @@ pub(super) fn close_others(keep: RawFd) {
 }
 
 /// A program that is ready to run. Everything that needs memory is allocated before the fork.
-pub(super) struct Program {
+pub(super) struct Executable {
     arguments: Vec<CString>,
     variables: Vec<CString>,
     directory: CString,
     cpus: Vec<u64>,
 }
 
-impl Program {
+impl Executable {
     /// `arguments` begins with the program. `variables` are `NAME=value`. `cpus` is a mask, which is empty for no
     /// change.
-    pub(super) fn new(arguments: Vec<CString>, variables: Vec<CString>, directory: CString, cpus: Vec<u64>) -> Program {
-        Program { arguments, variables, directory, cpus }
+    pub(super) fn new(
+        arguments: Vec<CString>,
+        variables: Vec<CString>,
+        directory: CString,
+        cpus: Vec<u64>,
+    ) -> Executable {
+        Executable { arguments, variables, directory, cpus }
     }
 
     /// Forks and executes. On failure the child reports (step, errno) on `failure`, a close-on-exec pipe, and exits. On
@@ -182,7 +187,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Reads the report that [`Program::start`]'s child wrote.
+    /// Reads the report that [`Executable::start`]'s child wrote.
     pub(super) fn from_report(report: &[u8; 5]) -> (Step, i32) {
         let step = match report[0] {
             1 => Step::Directory,

@@ -46,7 +46,8 @@ use std::panic::AssertUnwindSafe;
 
 use rustix::process::Pid;
 
-pub use exit::{Exit, signal_name};
+pub use exit::Exit;
+pub(crate) use exit::signal_name;
 
 use wire::Channel;
 

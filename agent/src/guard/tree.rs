@@ -20,7 +20,7 @@ pub(crate) struct Process {
     /// Its program's name, 15 bytes at most.
     pub(crate) name: String,
     /// Clock ticks from boot to its start. This number and the pid together are never used twice.
-    started: u64,
+    pub(crate) started: u64,
 }
 
 impl Process {
@@ -48,7 +48,7 @@ impl Process {
 
     /// Whether it is dead and waits for its parent to reap it.
     pub(crate) fn is_zombie(&self) -> bool {
-        matches!(self.state, 'Z' | 'X')
+        matches!(self.state, 'Z' | 'X' | 'x')
     }
 }
 

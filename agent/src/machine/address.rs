@@ -7,7 +7,7 @@ use elastic_coordinator::job::Endpoint;
 
 /// Where an advertised address comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AddressSource {
+pub(crate) enum AddressSource {
     /// `--local-addr`.
     Flag,
     /// The interface that leads to the store, or the interface that leads out of this machine.
@@ -18,7 +18,7 @@ pub enum AddressSource {
 
 /// The address that other nodes use for this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Advertised {
+pub(crate) struct Advertised {
     /// A name or an address. An IPv6 address has no brackets.
     pub address: String,
     /// Where this address comes from.
@@ -49,7 +49,7 @@ const ELSEWHERE: [SocketAddr; 2] = [
 /// The address at which peers reach this node: `local_addr` if it is given, else the address of the interface that
 /// leads to the store, else `hostname`. Resolves the store's name, which may take as long as the resolver does. Sends
 /// nothing itself.
-pub fn advertised_address(local_addr: Option<&str>, store: Option<&Endpoint>, hostname: &str) -> Advertised {
+pub(crate) fn advertised_address(local_addr: Option<&str>, store: Option<&Endpoint>, hostname: &str) -> Advertised {
     if let Some(address) = local_addr {
         return Advertised { address: address.to_owned(), source: AddressSource::Flag };
     }
@@ -66,7 +66,7 @@ pub fn advertised_address(local_addr: Option<&str>, store: Option<&Endpoint>, ho
 
 /// The address that other nodes use for this one. `stores` are the endpoints of the job's store. May take as long as the
 /// resolver does.
-pub fn advertised(flag: Option<&str>, stores: &[Endpoint], hostname: &str) -> Advertised {
+pub(crate) fn advertised(flag: Option<&str>, stores: &[Endpoint], hostname: &str) -> Advertised {
     let by_route = |store: &Endpoint| {
         let address = advertised_address(flag, Some(store), hostname);
         (address.source != AddressSource::Hostname).then_some(address)
@@ -90,7 +90,7 @@ fn for_peers(source: IpAddr, store: &str, way_out: impl FnOnce() -> Option<IpAdd
 }
 
 /// Whether this is a loopback address, or one of the names that mean a loopback address on every machine.
-pub fn names_loopback(host: &str) -> bool {
+pub(crate) fn names_loopback(host: &str) -> bool {
     const NAMES: [&str; 5] = ["localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"];
     let (name, domain) = host.split_once('.').unwrap_or((host, "localdomain"));
     let named = NAMES.iter().any(|known| name.eq_ignore_ascii_case(known)) && domain.starts_with("localdomain");

@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::machine::cgroups::{self, Version};
+
 /// A set of logical CPUs, written as the kernel writes it: `0-3,8,10-11`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CpuSet(pub BTreeSet<u32>);
@@ -84,7 +86,7 @@ fn allowed_by(status: &str) -> Option<CpuSet> {
 
 /// How many CPUs this process may use at once. This is the number of CPUs that it may run on, or its cgroup's quota in
 /// CPUs, rounded down, if that is less. At least 1.
-pub fn usable() -> u32 {
+pub(crate) fn usable() -> u32 {
     let allowed = allowed().map(|cpus| cpus.0.len() as u32).filter(|count| *count > 0);
     let fallback = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let allowed = allowed.unwrap_or_else(fallback);
@@ -96,37 +98,14 @@ pub fn usable() -> u32 {
 /// sched-bwc (`cpu.cfs_quota_us`).
 fn quota(root: &Path) -> Option<f64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
-    let mounts = read("proc/self/mountinfo")?;
-    let groups = read("proc/self/cgroup")?;
-    groups.lines().filter_map(|line| of_group(root, &mounts, line)).min_by(f64::total_cmp)
-}
-
-/// The quota of the cgroup that one line of /proc/self/cgroup names: `0::/path` or `4:cpu,cpuacct:/path`.
-fn of_group(root: &Path, mounts: &str, line: &str) -> Option<f64> {
-    let mut parts = line.splitn(3, ':');
-    let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-    let (kind, option) = match controllers {
-        "" => ("cgroup2", None),
-        _ if controllers.split(',').any(|name| name == "cpu") => ("cgroup", Some("cpu")),
-        _ => return None,
-    };
-    let (mounted, at) = mounts.lines().find_map(|line| mount(line, kind, option))?;
-    // In a container the mount may show only what is below the container's own group.
-    let relative = path.strip_prefix(mounted.trim_end_matches('/')).unwrap_or("");
-    let top = root.join(at.trim_start_matches('/'));
-    let own = top.join(relative.trim_start_matches('/'));
-    let upwards = own.ancestors().take_while(|directory| directory.starts_with(&top)).map(Path::to_path_buf);
-    upwards.filter_map(if option.is_some() { of_v1 } else { of_v2 }).min_by(f64::total_cmp)
-}
-
-/// The directory inside a file system and the place where it is mounted, if this line of mountinfo is of this kind.
-fn mount<'a>(line: &'a str, kind: &str, option: Option<&str>) -> Option<(&'a str, &'a str)> {
-    let (before, after) = line.split_once(" - ")?;
-    let mut after = after.split(' ');
-    let fits = after.next() == Some(kind)
-        && option.is_none_or(|option| after.nth(1).is_some_and(|options| options.split(',').any(|o| o == option)));
-    let mut fields = before.split(' ').skip(3);
-    Some((fields.next()?, fields.next()?)).filter(|_| fits)
+    let groups = cgroups::find("cpu", &read("proc/self/cgroup")?, &read("proc/self/mountinfo")?);
+    let quotas = groups.iter().flat_map(|group| {
+        group.upwards().filter_map(|directory| {
+            let directory = root.join(directory.strip_prefix("/").unwrap_or(directory));
+            if group.version == Version::V1 { of_v1(directory) } else { of_v2(directory) }
+        })
+    });
+    quotas.min_by(f64::total_cmp)
 }
 
 fn of_v2(directory: PathBuf) -> Option<f64> {

@@ -9,7 +9,7 @@ use crate::machine::nvml::{Device, Nvml, NvmlError};
 
 /// What is known of an NVIDIA GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Gpu {
+pub(crate) struct Gpu {
     /// Its id: `GPU-…`.
     pub uuid: Option<String>,
     /// Its PCI address as sysfs writes it: `0000:3b:00.0`.
@@ -24,7 +24,7 @@ impl From<Device> for Gpu {
 
 /// The NVIDIA GPUs of this machine, in the order of their PCI addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gpus {
+pub(crate) struct Gpus {
     /// All of them.
     pub all: Vec<Gpu>,
     /// Why the driver's library gave no answer. The GPUs were then found by the driver's files, and their ids may be
@@ -34,7 +34,7 @@ pub struct Gpus {
 
 impl Gpus {
     /// Asks the driver's library. If it does not answer, this looks for device files. May take a second.
-    pub fn detect() -> Gpus {
+    pub(crate) fn detect() -> Gpus {
         match Nvml::load().and_then(|nvml| nvml.devices()) {
             Ok(devices) => Gpus { all: devices.into_iter().map(Gpu::from).collect(), unknown: None },
             Err(error) => Gpus { all: by_files(Path::new("/")), unknown: Some(error) },
@@ -79,7 +79,7 @@ fn device_files(dev: &Path) -> usize {
 
 /// A device that CUDA shows to a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Visible {
+pub(crate) enum Visible {
     /// A GPU, by its place in [`Gpus::all`].
     Gpu(usize),
     /// A GPU named by its id. It is not known which GPU has this id.
@@ -96,7 +96,7 @@ pub enum Visible {
 /// - The first entry that names no device ends the list.
 /// - If a device is repeated, the process sees none.
 /// - Of several MIG instances the process sees one.
-pub fn visible(list: Option<&str>, gpus: &Gpus) -> Vec<Visible> {
+pub(crate) fn visible(list: Option<&str>, gpus: &Gpus) -> Vec<Visible> {
     let Some(list) = list else { return (0..gpus.all.len()).map(Visible::Gpu).collect() };
     let entries: Vec<&str> = list.split(',').map(str::trim).collect();
     if let Some(mig) = entries.first().filter(|entry| entry.starts_with("MIG-")) {
@@ -111,7 +111,7 @@ pub fn visible(list: Option<&str>, gpus: &Gpus) -> Vec<Visible> {
 ///
 /// # Errors
 /// The driver does not tell how many GPUs there are.
-pub fn shown(nvml: &Nvml, list: Option<&str>) -> Result<Vec<u32>, NvmlError> {
+pub(crate) fn shown(nvml: &Nvml, list: Option<&str>) -> Result<Vec<u32>, NvmlError> {
     let count = nvml.device_count()?;
     // One of them does not answer, and it is not known which of the list that is.
     let Ok(devices) = nvml.devices() else { return Ok((0..count).collect()) };
@@ -144,7 +144,7 @@ fn named(entry: &str, gpus: &Gpus) -> Option<Visible> {
 /// A mask names devices, or parts of devices such as `0.1` (Level Zero specification). With
 /// `ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE` the parts of one device count as one. The render nodes do not tell how many
 /// parts a device has. So without a mask, a device of several tiles counts once.
-pub fn xpus(root: &Path, mask: Option<&str>, hierarchy: Option<&str>) -> u32 {
+pub(crate) fn xpus(root: &Path, mask: Option<&str>, hierarchy: Option<&str>) -> u32 {
     let Some(mask) = mask.filter(|mask| !mask.is_empty()) else { return render_nodes(root) };
     let composite = hierarchy.is_some_and(|hierarchy| hierarchy.eq_ignore_ascii_case("COMPOSITE"));
     let entry = |entry: &str| {

@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 /// The current state of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuState {
+pub(crate) struct GpuState {
     /// NVML's index.
     pub index: u32,
     /// Its id; unknown if it has not answered since the agent began.
@@ -27,13 +27,13 @@ pub struct GpuState {
 
 /// The GPUs that a node's workers see.
 #[derive(Clone)]
-pub struct GpuWatch {
-    asked: Arc<Asked>,
+pub(crate) struct GpuWatch {
+    asked: Arc<WatchedGpus>,
     /// Held while the driver is asked: one call that hangs is enough.
     turn: Arc<Mutex<()>>,
 }
 
-struct Asked {
+struct WatchedGpus {
     /// `CUDA_VISIBLE_DEVICES`.
     visible: Option<String>,
     /// Loaded when first needed. `None` without a driver.
@@ -48,12 +48,12 @@ struct Found {
 
 impl GpuWatch {
     /// Those that workers with this `CUDA_VISIBLE_DEVICES` see. Nothing is asked yet.
-    pub fn of(visible: Option<String>) -> GpuWatch {
-        GpuWatch { asked: Arc::new(Asked { visible, found: OnceLock::new() }), turn: Arc::new(Mutex::new(())) }
+    pub(crate) fn of(visible: Option<String>) -> GpuWatch {
+        GpuWatch { asked: Arc::new(WatchedGpus { visible, found: OnceLock::new() }), turn: Arc::new(Mutex::new(())) }
     }
 
     /// How they are now; none without a driver. If the driver hangs, no GPU answers.
-    pub async fn look(&self) -> Vec<GpuState> {
+    pub(crate) async fn look(&self) -> Vec<GpuState> {
         let looked = async {
             let turn = Arc::clone(&self.turn).lock_owned().await;
             let asked = Arc::clone(&self.asked);
@@ -68,7 +68,7 @@ impl GpuWatch {
     }
 }
 
-impl Asked {
+impl WatchedGpus {
     fn look(&self) -> Vec<GpuState> {
         self.found.get_or_init(|| self.find());
         self.states(|nvml, index| nvml.health(index).ok())

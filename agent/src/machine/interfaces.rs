@@ -16,7 +16,7 @@ const NCCL: &str = "NCCL_SOCKET_IFNAME";
 
 /// An address of this machine, and the interface that has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Interface {
+pub(crate) struct Interface {
     /// Its name, such as `eth0`.
     pub name: String,
     /// One of its addresses.
@@ -27,7 +27,7 @@ pub struct Interface {
 ///
 /// # Errors
 /// The kernel's error.
-pub fn all() -> std::io::Result<Vec<Interface>> {
+pub(crate) fn all() -> std::io::Result<Vec<Interface>> {
     let found = if_addrs::get_if_addrs()?;
     Ok(found.into_iter().map(|interface| Interface { ip: interface.ip(), name: interface.name }).collect())
 }
@@ -35,7 +35,7 @@ pub fn all() -> std::io::Result<Vec<Interface>> {
 /// The interface that has the address which peers use. None if this machine does not have the address (it may be a
 /// translated one), or if the address only reaches this machine. Resolves a name, which may take as long as the
 /// resolver does.
-pub fn of(address: &str, interfaces: &[Interface]) -> Option<String> {
+pub(crate) fn of(address: &str, interfaces: &[Interface]) -> Option<String> {
     let addresses: Vec<IpAddr> = match address.parse() {
         Ok(ip) => vec![ip],
         Err(_) => (address, 0).to_socket_addrs().ok()?.map(|address| address.ip()).collect(),
@@ -46,7 +46,7 @@ pub fn of(address: &str, interfaces: &[Interface]) -> Option<String> {
 
 /// The variables that workers get in their environment, if peers use `address` and this host is called `hostname`.
 /// If `pinned`, both libraries are to use the interface that has this address. May take as long as the resolver does.
-pub fn variables(
+pub(crate) fn variables(
     address: &str,
     hostname: &str,
     pinned: bool,

@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`address`] | the address at which other nodes reach this one |
+//! | [`cgroups`] | the cgroups that this process is in |
 //! | [`cpus`] | sets of CPUs, and how many this process may use |
 //! | [`devices`] | the accelerators, and which of them a process sees |
 //! | [`gpu_watch`] | how the workers' GPUs are, whenever somebody asks |
@@ -15,15 +16,16 @@
 //! | [`preflight`] | whether this machine is fit to take part |
 //! | [`shortage`] | what to do while the host lacks descriptors, processes or memory |
 
-pub mod address;
-pub mod cpus;
-pub mod devices;
-pub mod gpu_watch;
-pub mod identity;
-pub mod interfaces;
-pub mod numa;
-pub mod nvml;
-pub mod out_of_memory;
-pub mod parent;
-pub mod preflight;
-pub mod shortage;
+pub(crate) mod address;
+pub(crate) mod cgroups;
+pub(crate) mod cpus;
+pub(crate) mod devices;
+pub(crate) mod gpu_watch;
+pub(crate) mod identity;
+pub(crate) mod interfaces;
+pub(crate) mod numa;
+pub(crate) mod nvml;
+pub(crate) mod out_of_memory;
+pub(crate) mod parent;
+pub(crate) mod preflight;
+pub(crate) mod shortage;

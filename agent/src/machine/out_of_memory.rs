@@ -9,15 +9,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::cgroups::{self, Version};
+
 /// The file that counts the victims in this agent's cgroup, if there is one.
 #[derive(Debug, Clone, Default)]
-pub struct Counters {
+pub(crate) struct Counters {
     file: Option<PathBuf>,
 }
 
 /// The counts at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Victims {
+pub(crate) struct Victims {
     /// In the cgroup, and the file that holds the count.
     pub cgroup: Option<(u64, PathBuf)>,
     /// On the host.
@@ -26,7 +28,7 @@ pub struct Victims {
 
 impl Counters {
     /// Finds the file of this process's cgroup.
-    pub fn find() -> Counters {
+    pub(crate) fn find() -> Counters {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let candidates = candidates(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
         let counts = |path: &PathBuf| fs::read_to_string(path).ok().and_then(|text| victims(&text)).is_some();
@@ -34,7 +36,7 @@ impl Counters {
     }
 
     /// Reads the counters. Their files belong to the kernel, so reading them does not wait for any disk.
-    pub fn read(&self) -> Victims {
+    pub(crate) fn read(&self) -> Victims {
         let count = |path: &Path| fs::read_to_string(path).ok().and_then(|text| victims(&text));
         Victims {
             cgroup: self.file.as_ref().and_then(|file| Some((count(file)?, file.clone()))),
@@ -52,68 +54,13 @@ fn victims(text: &str) -> Option<u64> {
 /// first.
 fn candidates(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     let file = |version: Version| if version == Version::V1 { "memory.oom_control" } else { "memory.events" };
-    directories(cgroup, mountinfo).into_iter().map(|(version, directory)| directory.join(file(version))).collect()
-}
-
-/// A version of cgroups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Version {
-    /// It has a hierarchy for memory alone.
-    V1,
-    /// It has one hierarchy for all controllers.
-    V2,
-}
-
-/// The directories that may be the memory cgroup of a process with these `/proc/self/cgroup` and
-/// `/proc/self/mountinfo`, the best first.
-pub(crate) fn directories(cgroup: &str, mountinfo: &str) -> Vec<(Version, PathBuf)> {
-    // A line is `hierarchy:controllers:path`. In version 2 the list of controllers is empty.
-    let path_of = |wanted: &str| {
-        cgroup.lines().find_map(|line| {
-            let mut parts = line.splitn(3, ':').skip(1);
-            let (controllers, path) = (parts.next()?, parts.next()?);
-            controllers.split(',').any(|controller| controller == wanted).then_some(path)
-        })
-    };
-    let mounts = mountinfo.lines().filter_map(Mount::parse).collect::<Vec<_>>();
-    let mut found = Vec::new();
-    for (controller, version) in [("memory", Version::V1), ("", Version::V2)] {
-        let Some(path) = path_of(controller) else { continue };
-        for mount in mounts.iter().filter(|mount| mount.controls(controller)) {
-            // In a container without a cgroup namespace, the path is the host's, but the mount shows only a part of the
-            // host's tree.
-            if let Ok(below) = Path::new(path).strip_prefix(mount.root) {
-                found.push((version, Path::new(mount.point).components().chain(below.components()).collect()));
-            }
-            found.push((version, mount.point.into()));
-        }
+    let found = cgroups::find("memory", cgroup, mountinfo);
+    let mut files: Vec<PathBuf> = Vec::new();
+    for group in &found {
+        files.extend([&group.own, &group.top].map(|directory| directory.join(file(group.version))));
     }
-    found.dedup();
-    found
-}
-
-/// The fields of a line of mountinfo that matter here: proc_pid_mountinfo(5).
-struct Mount<'a> {
-    root: &'a str,
-    point: &'a str,
-    kind: &'a str,
-    options: &'a str,
-}
-
-impl<'a> Mount<'a> {
-    fn parse(line: &'a str) -> Option<Mount<'a>> {
-        let (mount, system) = line.split_once(" - ")?;
-        let (mut mount, mut system) = (mount.split(' ').skip(3), system.split(' '));
-        let (root, point) = (mount.next()?, mount.next()?);
-        Some(Mount { root, point, kind: system.next()?, options: system.nth(1)? })
-    }
-
-    fn controls(&self, controller: &str) -> bool {
-        match controller {
-            "" => self.kind == "cgroup2",
-            _ => self.kind == "cgroup" && self.options.split(',').any(|option| option == controller),
-        }
-    }
+    files.dedup();
+    files
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use tokio::process::Command;
 /// Has the program get `signal` when this process ends, however it ends. (The kernel sends the signal when the *thread*
 /// that started the program ends. The agent starts all programs from its main thread, see decision 0013.)
 #[allow(unsafe_code)]
-pub fn ends_with_parent(command: &mut Command, signal: Signal) {
+pub(crate) fn ends_with_parent(command: &mut Command, signal: Signal) {
     let parent = getpid();
     let bond = move || {
         set_parent_process_death_signal(Some(signal))?;

@@ -15,13 +15,13 @@ const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// Whether this error of the kernel means that the host, or a limit of the user, is short of something.
-pub fn is_shortage(errno: Option<i32>) -> bool {
+pub(crate) fn is_shortage(errno: Option<i32>) -> bool {
     matches!(errno, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS))
 }
 
 /// What follows a start that failed because of a shortage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// After this pause the node tells the others that its start failed, and tries again in the round that then forms.
     Again(Duration),
     /// The node leaves the job.
@@ -30,14 +30,14 @@ pub enum Next {
 
 /// How long a node has been short, and how many of its starts have failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Shortage {
+pub(crate) struct Shortage {
     since: Option<Time>,
     starts: u32,
 }
 
 impl Shortage {
     /// Records a start that failed because of a shortage. The node leaves if the shortage has lasted for `patience`.
-    pub fn met(&mut self, now: Time, patience: Duration) -> Next {
+    pub(crate) fn met(&mut self, now: Time, patience: Duration) -> Next {
         let since = *self.since.get_or_insert(now);
         if now.since(since) >= patience {
             return Next::Leave;
@@ -48,7 +48,7 @@ impl Shortage {
     }
 
     /// Records that all workers were started.
-    pub fn is_over(&mut self) {
+    pub(crate) fn is_over(&mut self) {
         *self = Shortage::default();
     }
 }

@@ -14,7 +14,7 @@ use crate::output::logs::{Console, ConsoleStream};
 
 /// Where events go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum EventHandler {
+pub(crate) enum EventHandler {
     /// Nowhere.
     #[default]
     Null,
@@ -24,7 +24,7 @@ pub enum EventHandler {
 
 /// The facts that are the same for all events of one agent.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub(crate) struct Source {
     /// The console that events go to, if they go anywhere.
     pub console: Option<Console>,
     /// The job's id.
@@ -41,7 +41,7 @@ pub struct Source {
 
 /// This node's place in the round that an event is about.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct NodeInRound {
+pub(crate) struct NodeInRound {
     /// The node's rank.
     pub group_rank: Option<u32>,
     /// The number of nodes in the round.
@@ -52,7 +52,7 @@ pub struct NodeInRound {
 
 /// The worker that an event is about.
 #[derive(Debug, Clone, Copy)]
-pub struct Subject<'a> {
+pub(crate) struct Subject<'a> {
     /// Its position on the node.
     pub local_rank: u32,
     /// Its rank in the round.
@@ -69,7 +69,7 @@ pub struct Subject<'a> {
 
 /// What has happened, in torch's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EventState {
+pub(crate) enum EventState {
     /// The nodes have formed a round.
     Rendezvous,
     /// A worker was started.
@@ -96,7 +96,7 @@ impl EventState {
 
 /// Writes events.
 #[derive(Debug)]
-pub struct Events {
+pub(crate) struct Events {
     source: Source,
     begun: Instant,
     seeking: Instant,
@@ -105,28 +105,28 @@ pub struct Events {
 
 impl Events {
     /// Events of an agent that begins now.
-    pub fn new(source: Source) -> Events {
+    pub(crate) fn new(source: Source) -> Events {
         Events { source, begun: Instant::now(), seeking: Instant::now(), place: NodeInRound::default() }
     }
 
     /// Records that the node looks for a round from now on.
-    pub fn seeking(&mut self) {
+    pub(crate) fn seeking(&mut self) {
         self.seeking = Instant::now();
     }
 
     /// Records that the node has found its place in a round, and writes an event.
-    pub fn placed(&mut self, place: NodeInRound) {
+    pub(crate) fn placed(&mut self, place: NodeInRound) {
         self.place = place;
         self.write(EventState::Rendezvous, None, Some(self.seeking.elapsed()), None);
     }
 
     /// Writes an event about a worker.
-    pub fn worker(&self, state: EventState, subject: &Subject<'_>) {
+    pub(crate) fn worker(&self, state: EventState, subject: &Subject<'_>) {
         self.write(state, Some(subject), None, None);
     }
 
     /// Writes the event of the end of the agent's own part.
-    pub fn agent(&self, state: EventState, error: Option<&str>) {
+    pub(crate) fn agent(&self, state: EventState, error: Option<&str>) {
         self.write(state, None, None, error);
     }
 

@@ -7,7 +7,7 @@
 //! | [`outcome`] | what a dead worker left behind, what it means, and the final report |
 //! | [`template`] | `${local_rank}` and its like in arguments and prefixes |
 
-pub mod events;
-pub mod logs;
-pub mod outcome;
-pub mod template;
+pub(crate) mod events;
+pub(crate) mod logs;
+pub(crate) mod outcome;
+pub(crate) mod template;

@@ -7,7 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 /// Replaces `$name` and `${name}` if `value` knows the name, and `$$` by `$`. Everything else stays unchanged.
 ///
 /// The rules are those of Python's `string.Template.safe_substitute`, which torchrun applies to every argument.
-pub fn substitute(template: &OsStr, mut value: impl FnMut(&str) -> Option<String>) -> OsString {
+pub(crate) fn substitute(template: &OsStr, mut value: impl FnMut(&str) -> Option<String>) -> OsString {
     let mut rest = template.as_bytes();
     let mut result = Vec::with_capacity(rest.len());
     while let Some(dollar) = rest.iter().position(|byte| *byte == b'$') {
@@ -41,7 +41,7 @@ pub fn substitute(template: &OsStr, mut value: impl FnMut(&str) -> Option<String
 }
 
 /// Whether the template uses this name.
-pub fn mentions(template: &OsStr, name: &str) -> bool {
+pub(crate) fn mentions(template: &OsStr, name: &str) -> bool {
     let mut found = false;
     substitute(template, |other| {
         found |= other == name;

@@ -33,7 +33,7 @@ use crate::workers::group::GroupState;
 use crate::workers::watchdog::Steps;
 
 /// What the health port reports.
-pub struct Health {
+pub(crate) struct Health {
     job: String,
     standing: watch::Sender<Standing>,
 }
@@ -47,7 +47,7 @@ enum Standing {
 }
 
 /// What is known of an agent that takes part.
-pub struct Joined {
+pub(crate) struct Joined {
     /// The node's name.
     pub node: String,
     /// The node's state in the protocol.
@@ -64,7 +64,7 @@ pub struct Joined {
 
 impl Health {
     /// That of this job's agent, which has only begun.
-    pub fn of(job: String) -> Arc<Health> {
+    pub(crate) fn of(job: String) -> Arc<Health> {
         Arc::new(Health { job, standing: watch::Sender::new(Standing::Before("starting".to_owned())) })
     }
 
@@ -73,7 +73,7 @@ impl Health {
     ///
     /// # Errors
     /// The port is taken or not allowed, or the address is not this machine's.
-    pub fn tell(self: &Arc<Self>, at: SocketAddr, tls: Option<MutualTls>) -> anyhow::Result<()> {
+    pub(crate) fn tell(self: &Arc<Self>, at: SocketAddr, tls: Option<MutualTls>) -> anyhow::Result<()> {
         let listener = listen(at)
             .with_context(|| format!("cannot serve health at {at}; choose another port with --health-port"))?;
         let bound = listener.local_addr()?;
@@ -84,12 +84,12 @@ impl Health {
     }
 
     /// The agent has not joined, and does this, or waits for it.
-    pub fn before(&self, doing: impl Into<String>) {
+    pub(crate) fn before(&self, doing: impl Into<String>) {
         self.standing.send_replace(Standing::Before(doing.into()));
     }
 
     /// The agent takes part from now on.
-    pub fn joined(&self, joined: Joined) {
+    pub(crate) fn joined(&self, joined: Joined) {
         tokio::spawn(Arc::clone(&joined.metrics).follow(joined.status.clone(), joined.group.clone()));
         self.standing.send_replace(Standing::Joined(Arc::new(joined)));
     }

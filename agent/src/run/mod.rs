@@ -10,9 +10,9 @@
 //! | [`progress`] | writes to the store how far the job has come |
 
 mod ending;
-pub mod health;
-pub mod metrics;
-pub mod progress;
+pub(crate) mod health;
+pub(crate) mod metrics;
+pub(crate) mod progress;
 mod rounds;
 mod setup;
 
@@ -35,8 +35,8 @@ use crate::output::outcome::report::Report;
 use crate::run::progress::JobProgress;
 use crate::store::backend;
 use crate::workers::gpu_holders::GpuHolders;
-use crate::workers::group::Group;
-use crate::workers::local_workers::LocalWorkers;
+use crate::workers::group::LocalGroup;
+use crate::workers::lifecycle::WorkersLifecycle;
 use crate::workers::signals::{self, Signals};
 use crate::workers::socket::WorkerSocket;
 use crate::workers::warm_up::{WarmedUp, warm_up};
@@ -46,14 +46,14 @@ use health::{Health, Joined};
 use metrics::Metrics;
 
 /// Takes part in the job that `options` describe, reports how it ended, and returns the process's exit code.
-pub async fn run_to_end(options: Options, guard: Guard, console: Console) -> u8 {
+pub(crate) async fn run_to_end(options: Options, guard: Guard, console: Console) -> u8 {
     let (job, form, dialect) = (options.job.to_string(), options.report, options.dialect);
     let alone = options.nodes.max == 1;
     let report = match run(options, guard, &console).await {
         Ok(end) => Report::of_end(&job, &end, alone),
         Err(error) => Report::of_error(&job, &error),
     };
-    let report = if dialect == Dialect::Own { report } else { report.as_torchrun() };
+    let report = if dialect == Dialect::Own { report } else { report.into_torchrun() };
     ending::tell(&report, form, &console);
     console.flush(FLUSH);
     report.exit_code()
@@ -99,7 +99,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let fit = async { Ok(preflight::pass(&options.preflight, setup::preflight(&options, slots)).await?) };
     let Some(()) = unless_told(&mut signals, fit).await? else { return Ok(End::Drained) };
     let hostname = identity::hostname();
-    let logs = Logs::open(setup::logs(&options, &hostname), console.clone())?;
+    let logs = Logs::open(options.logs.clone(), setup::log_names(&options, &hostname), console.clone())?;
 
     health.before("taking the node's name");
     let claim = setup::claim_name(&options);
@@ -147,13 +147,13 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let events = setup::events(&options, &hostname, console);
     let grace = known.timings.stop_grace;
     let group = setup::group(&options, program, &identity, address.address.clone(), events, env, known)?;
-    let mut group = Group::new(group, guard, logs)?;
+    let mut group = LocalGroup::new(group, guard, logs)?;
     if let Some(directory) = group.log_directory() {
         tracing::info!(directory = %directory.display(), "logs");
     }
-    group.supervisor().hold(identity.lock_fd())?;
+    group.guard().hold(identity.lock_fd())?;
     let listener = setup::listen(&options, &address.address).await?;
-    group.supervisor().hold(&listener)?;
+    group.guard().hold(&listener)?;
     let peer = Endpoint { host: address.address, port: listener.local_addr()?.port() };
 
     tracing::info!(job = %options.job, store = %backend.name, "joining");
@@ -175,7 +175,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let warm_up_limit = options.warm_up.unwrap_or_default();
     let status = part.status();
     let job_timings = || status.borrow().timings.unwrap_or(timings);
-    let mut local = LocalWorkers::new(group, socket, watchdog, gpus, options.quiesce_timeout, warm_up_limit);
+    let mut local = WorkersLifecycle::new(group, socket, watchdog, gpus, options.quiesce_timeout, warm_up_limit);
 
     let end = tokio::select! {
         end = async {
@@ -208,7 +208,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
             caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
         }
     }
-    let LocalWorkers { group, socket, watchdog, .. } = local;
+    let WorkersLifecycle { group, socket, watchdog, .. } = local;
     drop((socket, watchdog));
     let log_directory = group.log_directory().map(Path::to_owned);
     group.close(FLUSH).await;

@@ -33,10 +33,10 @@ struct Life {
 
 /// Hears of the job's [goodput](ProgressRecord::goodput) each time that this node looks whether to tell it; of `None` while
 /// it is for another node to tell, or not known yet.
-pub type GoodputObserver = Arc<dyn Fn(Option<f64>) + Send + Sync>;
+pub(crate) type GoodputObserver = Arc<dyn Fn(Option<f64>) + Send + Sync>;
 
 /// Writes the job's progress.
-pub struct JobProgress {
+pub(crate) struct JobProgress {
     /// None where nodes meet by TorchElastic's protocol, which has no such record.
     store: Option<Arc<dyn Store>>,
     keys: Keys,
@@ -49,7 +49,7 @@ pub struct JobProgress {
 
 impl JobProgress {
     /// Of this job, as this node's workers report it.
-    pub fn new(
+    pub(crate) fn new(
         store: Option<&Arc<dyn Store>>,
         keys: &Keys,
         status: watch::Receiver<Status>,
@@ -61,7 +61,7 @@ impl JobProgress {
     }
 
     /// Writes a record whenever there are new steps: every ten seconds, and when a round ends. May be cancelled.
-    pub async fn follow(&mut self) -> Infallible {
+    pub(crate) async fn follow(&mut self) -> Infallible {
         if self.store.is_none() {
             return std::future::pending().await;
         }
@@ -80,7 +80,7 @@ impl JobProgress {
     }
 
     /// Writes what is new.
-    pub async fn tell(&mut self) {
+    pub(crate) async fn tell(&mut self) {
         if let Some(round) = &self.status.borrow_and_update().round {
             self.life = Some(Life { generation: round.value.generation, created: round.created });
         }

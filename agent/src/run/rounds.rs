@@ -14,9 +14,9 @@ use uuid::Uuid;
 
 use crate::store::participation::Participation;
 use crate::workers::group::Moved;
-use crate::workers::local_workers::{Ahead, LocalWorkers, lost, wait};
+use crate::workers::guard_client::Event;
+use crate::workers::lifecycle::{Ahead, WorkersLifecycle, lost, wait};
 use crate::workers::signals::Signals;
-use crate::workers::supervisor::Event;
 
 fn seed() -> u64 {
     Uuid::new_v4().as_u64_pair().0
@@ -52,7 +52,7 @@ pub(super) async fn take_part(
     spec: Spec,
     store: Option<&Arc<dyn Store>>,
     keys: &Keys,
-    local: &mut LocalWorkers,
+    local: &mut WorkersLifecycle,
     signals: &mut Signals,
 ) -> anyhow::Result<End> {
     let (reports, inbox) = mpsc::unbounded_channel();

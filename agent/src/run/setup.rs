@@ -20,32 +20,32 @@ use crate::cli::Options;
 use crate::machine::address::{Advertised, advertised};
 use crate::machine::cpus::{self, CpuSet};
 use crate::machine::devices::{self, Gpus};
-use crate::machine::identity::{self, Claim, NodeIdentity};
+use crate::machine::identity::{self, NameRequest, NodeIdentity};
 use crate::machine::{interfaces, numa, preflight};
 use crate::output::events::{self, EventHandler};
-use crate::output::logs::{Console, LogDir, LogSpec};
+use crate::output::logs::{Console, LogDir, LogNames};
 use crate::store::backend::Backend;
-use crate::store::participation::{JobPaths, Participation, RendezvousStore};
+use crate::store::choice::StoreChoice;
+use crate::store::participation::{JobPaths, JobStore, Participation};
 use crate::store::ports;
-use crate::store::rendezvous::Rendezvous;
 use crate::workers::command::WorkerCommand;
 use crate::workers::environment::{own_device, threads_warning};
 use crate::workers::group::GroupSetup;
 use crate::workers::slots::{self, WorkerCount};
-use crate::workers_store::rendezvous_port::StoreHost;
+use crate::workers_store::rank0_port::StoreHost;
 
 /// Environment variables for the workers, in addition to those that tell a worker its place.
 type Variables = Vec<(&'static str, OsString)>;
 
 /// The program that this node's workers run, the number of workers, and their CPUs.
-pub(super) struct Program {
+pub(super) struct WorkersPlan {
     command: WorkerCommand,
     pub(super) slots: u32,
     cpus: Vec<CpuSet>,
 }
 
 /// Finds the workers' program, the number of workers, and their CPUs.
-pub(super) fn program(options: &Options) -> anyhow::Result<Program> {
+pub(super) fn program(options: &Options) -> anyhow::Result<WorkersPlan> {
     let env = |name: &str| std::env::var_os(name);
     let text = |name: &str| std::env::var(name).ok();
     let command = WorkerCommand::resolve(&options.program, &env, std::env::current_exe().ok().as_deref())?;
@@ -60,7 +60,7 @@ pub(super) fn program(options: &Options) -> anyhow::Result<Program> {
     if let Some(warning) = threads_warning(slots, &env) {
         tracing::warn!("{warning}");
     }
-    Ok(Program { command, slots, cpus })
+    Ok(WorkersPlan { command, slots, cpus })
 }
 
 /// The CPUs of each worker. Empty if workers are not to be bound.
@@ -89,9 +89,9 @@ pub(super) fn events(options: &Options, hostname: &str, console: &Console) -> ev
         role: options.role.clone(),
         hostname: hostname.to_owned(),
         backend: match &options.rendezvous {
-            Rendezvous::Etcd { .. } => "etcd",
-            Rendezvous::Hosted { .. } if options.place.is_some() => "static",
-            Rendezvous::Hosted { .. } | Rendezvous::Standalone => "c10d",
+            StoreChoice::Etcd { .. } => "etcd",
+            StoreChoice::Hosted { .. } if options.place.is_some() => "static",
+            StoreChoice::Hosted { .. } | StoreChoice::Standalone => "c10d",
         },
         entry_point: options.program.name.to_string_lossy().into_owned(),
     }
@@ -101,7 +101,7 @@ pub(super) fn events(options: &Options, hostname: &str, console: &Console) -> ev
 pub(super) async fn claim_name(options: &Options) -> anyhow::Result<NodeIdentity> {
     let (job, node_name) = (options.job.clone(), options.node_name.clone());
     let claim = tokio::task::spawn_blocking(move || {
-        NodeIdentity::claim(&Claim {
+        NodeIdentity::claim(&NameRequest {
             job: job.as_ref(),
             node_name: node_name.as_deref(),
             runtime: identity::process_runtime_dir(),
@@ -120,7 +120,7 @@ pub(super) fn job_paths(options: &Options) -> JobPaths {
 }
 
 /// What an agent says that waits for its store.
-pub(super) fn waits_for(rendezvous: &Rendezvous) -> String {
+pub(super) fn waits_for(rendezvous: &StoreChoice) -> String {
     let endpoints: Vec<String> = rendezvous.endpoints().iter().map(ToString::to_string).collect();
     format!("waiting for the store at {}", endpoints.join(", "))
 }
@@ -140,14 +140,14 @@ pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result
 /// The settings that are the same for every group of workers.
 pub(super) fn group(
     options: &Options,
-    program: Program,
+    program: WorkersPlan,
     identity: &NodeIdentity,
     address: String,
     events: events::Source,
     env: Variables,
     spec: Spec,
 ) -> anyhow::Result<GroupSetup> {
-    let Program { command, slots, cpus } = program;
+    let WorkersPlan { command, slots, cpus } = program;
     Ok(GroupSetup {
         job: options.job.to_string(),
         node: identity.name.clone(),
@@ -197,10 +197,10 @@ pub(super) fn participation(
     tls: Option<MutualTls>,
 ) -> Participation {
     match &backend.rendezvous {
-        RendezvousStore::Store(store) => {
+        JobStore::Store(store) => {
             Participation::Own(Node::with_logs(Arc::clone(store), job, listener, logs, tls).concluding())
         }
-        RendezvousStore::TorchElastic(etcd) => {
+        JobStore::TorchElastic(etcd) => {
             let identical = std::env::var("TORCH_ELASTIC_WORKER_IDENTICAL").is_ok_and(|set| set == "1");
             Participation::TorchElastic(TorchElastic::new(etcd.clone(), paths.paths.clone(), identical))
         }
@@ -262,24 +262,7 @@ pub(super) fn visible_gpus() -> Option<String> {
     std::env::var("CUDA_VISIBLE_DEVICES").ok()
 }
 
-/// Where the workers' output goes.
-pub(super) fn logs(options: &Options, hostname: &str) -> LogSpec {
-    LogSpec {
-        dir: match &options.logs.dir {
-            LogDir::Temporary => None,
-            LogDir::At(path) => Some(path.clone()),
-            LogDir::Disabled => Some("/dev/null".into()),
-        },
-        run_id: options.job.to_string(),
-        redirects: options.logs.redirects.clone(),
-        tee: options.logs.tee.clone(),
-        console_ranks: options.logs.console_ranks.clone(),
-        prefix: options.logs.prefix.clone(),
-        duplicate_stdout: options.logs.duplicate_stdout.clone(),
-        duplicate_stderr: options.logs.duplicate_stderr.clone(),
-        rotation: options.logs.rotation,
-        attempts: options.logs.attempts,
-        role: options.role.clone(),
-        hostname: hostname.to_owned(),
-    }
+/// The names in the workers' log directory and in the text before a line.
+pub(super) fn log_names(options: &Options, hostname: &str) -> LogNames {
+    LogNames { run_id: options.job.to_string(), role: options.role.clone(), hostname: hostname.to_owned() }
 }

@@ -52,7 +52,7 @@ fn ahead(vacancy: &Vacancy, own: &str) -> usize {
 
 /// Whether a claim holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Claim {
+pub(super) enum ClaimState {
     /// The store does not show it yet.
     Unseen,
     /// There is a place for this host.
@@ -62,12 +62,12 @@ pub(super) enum Claim {
 }
 
 /// What has become of this host's claim.
-pub(super) fn claim(standing: &Standing, own: &str) -> Claim {
+pub(super) fn claim(standing: &Standing, own: &str) -> ClaimState {
     match &standing.vacancy {
-        None => Claim::Lost,
-        Some(vacancy) if !vacancy.coming.iter().any(|spare| spare == own) => Claim::Unseen,
-        Some(vacancy) if ahead(vacancy, own) < vacancy.places() => Claim::Holds,
-        Some(_) => Claim::Lost,
+        None => ClaimState::Lost,
+        Some(vacancy) if !vacancy.coming.iter().any(|spare| spare == own) => ClaimState::Unseen,
+        Some(vacancy) if ahead(vacancy, own) < vacancy.places() => ClaimState::Holds,
+        Some(_) => ClaimState::Lost,
     }
 }
 
@@ -227,13 +227,13 @@ mod tests {
     #[test]
     fn of_claims_the_first_hold() {
         for (coming, held) in [
-            (&[][..], Claim::Unseen),
-            (&["spare"], Claim::Holds),
-            (&["a", "spare"], Claim::Holds),
-            (&["a", "b", "spare"], Claim::Lost),
+            (&[][..], ClaimState::Unseen),
+            (&["spare"], ClaimState::Holds),
+            (&["a", "spare"], ClaimState::Holds),
+            (&["a", "b", "spare"], ClaimState::Lost),
         ] {
             assert_eq!(claim(&job(2, 0, coming), OWN), held, "{coming:?}");
         }
-        assert_eq!(claim(&Standing::default(), OWN), Claim::Lost, "the job has ended");
+        assert_eq!(claim(&Standing::default(), OWN), ClaimState::Lost, "the job has ended");
     }
 }

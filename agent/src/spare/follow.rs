@@ -116,14 +116,14 @@ impl Reader {
 
 /// A claim to a place: a key in the job's records that tells other spare hosts that this one is on its way. It goes
 /// when this is dropped, or with its lease when the host dies.
-pub(super) struct Claim {
+pub(super) struct PlaceClaim {
     task: JoinHandle<()>,
     stop: oneshot::Sender<()>,
 }
 
-impl Claim {
+impl PlaceClaim {
     /// Writes the claim, and holds it. A claim that cannot be written is never seen.
-    pub(super) fn make(followed: &Followed, host: &str, life: Revision) -> Claim {
+    pub(super) fn make(followed: &Followed, host: &str, life: Revision) -> PlaceClaim {
         let (store, keys, host) = (Arc::clone(&followed.store), followed.keys.clone(), host.to_owned());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
@@ -152,7 +152,7 @@ impl Claim {
             // Otherwise it goes with its lease.
             let _ = store.revoke(lease).await;
         });
-        Claim { task, stop }
+        PlaceClaim { task, stop }
     }
 
     /// Takes the claim back, and waits for that.

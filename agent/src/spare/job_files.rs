@@ -11,7 +11,7 @@ use elastic_coordinator::job::JobId;
 use uuid::Uuid;
 
 use crate::cli::{self, Dialect, Options, Stop};
-use crate::store::rendezvous::Rendezvous;
+use crate::store::choice::StoreChoice;
 
 /// How the files' names end.
 pub(super) const ENDING: &str = "job";
@@ -80,7 +80,7 @@ fn parse(text: &str, env: &dyn Fn(&str) -> Option<OsString>) -> Result<JobFile, 
         Stop::Usage(error) => error.to_string(),
     })?;
     match &options.rendezvous {
-        Rendezvous::Etcd { v2: false, .. } => Ok(JobFile { environment, arguments, options }),
+        StoreChoice::Etcd { v2: false, .. } => Ok(JobFile { environment, arguments, options }),
         _ => Err("a spare host finds jobs on etcd's v3 API alone; write --rdzv-backend=etcd --rdzv-endpoint=…".into()),
     }
 }

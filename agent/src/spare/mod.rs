@@ -30,10 +30,10 @@ use crate::cli::SpareOptions;
 use crate::machine::identity;
 use crate::machine::parent::ends_with_parent;
 use crate::store::backend::etcd_config;
-use crate::store::rendezvous::Rendezvous;
+use crate::store::choice::StoreChoice;
 use crate::workers::signals::{self, Signals};
 use choose::{Choice, Standing, choose};
-use follow::{Claim, Followed, News};
+use follow::{Followed, News, PlaceClaim};
 use job_files::{BadFile, JobFile};
 
 /// How often the folder is read, and a store that failed is asked again.
@@ -53,7 +53,7 @@ const DID_ITS_PART: [i32; 4] = [0, 3, 4, 5];
 ///
 /// # Errors
 /// The folder cannot be read.
-pub async fn run(options: SpareOptions) -> anyhow::Result<u8> {
+pub(crate) async fn run(options: SpareOptions) -> anyhow::Result<u8> {
     let handled = signals::unless_ignored(signals::parse(signals::DEFAULT).0);
     let mut signals = Signals::watch(&handled)?;
     for warning in &options.warnings {
@@ -111,7 +111,7 @@ struct Working {
 /// A claim under way.
 struct Claimed {
     job: JobId,
-    claim: Claim,
+    claim: PlaceClaim,
     since: Time,
 }
 
@@ -202,7 +202,7 @@ impl Host {
     fn claim(&mut self, now: Time, job: JobId) {
         let (Some(known), Some(file)) = (self.jobs.get(&job), self.files.get(&job)) else { return };
         let Some(followed) = &known.followed else { return };
-        let claim = Claim::make(followed, node_name(file, &self.name), known.life);
+        let claim = PlaceClaim::make(followed, node_name(file, &self.name), known.life);
         self.claimed = Some(Claimed { job, claim, since: now });
     }
 
@@ -212,18 +212,18 @@ impl Host {
         let own = self.files.get(&job).map_or(self.name.as_str(), |file| node_name(file, &self.name));
         let (state, here) = match self.jobs.get(&job) {
             Some(known) => (choose::claim(&known.standing, own), known.here),
-            None => (choose::Claim::Lost, false),
+            None => (choose::ClaimState::Lost, false),
         };
         let works_there = self.working.as_ref().is_some_and(|working| working.job == job);
         let patience = since + CLAIM_PATIENCE;
         match state {
             // It has served its purpose.
             _ if works_there && here => claim.withdraw().await,
-            choose::Claim::Unseen if works_there || now < patience => {
+            choose::ClaimState::Unseen if works_there || now < patience => {
                 self.claimed = Some(Claimed { job, claim, since });
                 return Some(patience).filter(|_| !works_there);
             }
-            choose::Claim::Holds => {
+            choose::ClaimState::Holds => {
                 match &mut self.working {
                     Some(working) if works_there || working.leaves => {}
                     Some(working) => {
@@ -235,7 +235,7 @@ impl Host {
                 }
                 self.claimed = Some(Claimed { job, claim, since });
             }
-            choose::Claim::Lost | choose::Claim::Unseen => {
+            choose::ClaimState::Lost | choose::ClaimState::Unseen => {
                 tracing::info!(%job, "{job} no longer needs this host");
                 claim.withdraw().await;
             }
@@ -336,7 +336,7 @@ fn node_name<'a>(file: &'a JobFile, host: &'a str) -> &'a str {
 }
 
 fn follow(file: &JobFile, host: &str, news: mpsc::UnboundedSender<News>) -> Result<Followed, StoreError> {
-    let Rendezvous::Etcd { endpoints, tls, credentials, .. } = &file.options.rendezvous else {
+    let StoreChoice::Etcd { endpoints, tls, credentials, .. } = &file.options.rendezvous else {
         return Err(StoreError::Invalid("the job does not meet on etcd".into()));
     };
     let store: Arc<dyn Store> =

@@ -20,8 +20,8 @@ use tokio::net::TcpStream;
 
 use crate::machine::address::names_loopback;
 use crate::machine::interfaces::{self, Interface};
-use crate::store::participation::{JobPaths, RendezvousStore};
-use crate::store::rendezvous::{Credentials, Rendezvous, Tls};
+use crate::store::choice::{Credentials, StoreChoice, Tls};
+use crate::store::participation::{JobPaths, JobStore};
 
 /// Where Debian and related distributions keep the system certificates, for TLS without a CA of one's own.
 const SYSTEM_CAS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
@@ -34,7 +34,7 @@ const SELDOM: Duration = Duration::from_secs(30);
 
 /// Why there is no store.
 #[derive(Debug, thiserror::Error)]
-pub enum BackendError {
+pub(crate) enum BackendError {
     /// The store never answered.
     #[error(
         "{last}; gave up after join_timeout ({within:?}): is it running, and is --rdzv-endpoint (or --master-addr) right?"
@@ -86,9 +86,9 @@ impl BackendError {
 }
 
 /// A store, and whether this process serves it.
-pub struct Backend {
+pub(crate) struct Backend {
     /// The store, and the protocol by which nodes meet on it.
-    pub rendezvous: RendezvousStore,
+    pub rendezvous: JobStore,
     /// Whether other nodes depend on this process. Then it leaves last.
     pub serves: bool,
     /// The store's endpoint, if another agent serves it from its memory.
@@ -99,22 +99,22 @@ pub struct Backend {
 
 impl Backend {
     /// The store, if the nodes meet by our own protocol.
-    pub fn store(&self) -> Option<&Arc<dyn Store>> {
+    pub(crate) fn store(&self) -> Option<&Arc<dyn Store>> {
         self.rendezvous.store()
     }
 
     /// From now on `observer` hears of each request to the store.
-    pub fn observed_by(&mut self, observer: CallObserver) {
-        if let RendezvousStore::Store(store) = &mut self.rendezvous {
+    pub(crate) fn observed_by(&mut self, observer: CallObserver) {
+        if let JobStore::Store(store) = &mut self.rendezvous {
             *store = Arc::new(Metered::new(Arc::clone(store), observer));
         }
     }
 
     /// Waits until the agent that serves the store is certainly gone. That is so once its port has refused for the time
     /// of a lease while no connection to it that was open before answers. This checks as often as a lease is renewed, by
-    /// the job's `timings`. What the agent held in memory is lost with it. A service in front of the agent also refuses while its pod is not ready, but then open
-    /// connections stay up. Never returns if another kind of store is used.
-    pub async fn host_gone(&self, timings: impl Fn() -> Timings) {
+    /// the job's `timings`. What the agent held in memory is lost with it. A service in front of the agent also refuses
+    /// while its pod is not ready, but then open connections stay up. Never returns if another kind of store is used.
+    pub(crate) async fn host_gone(&self, timings: impl Fn() -> Timings) {
         let (Some(host), Some(store)) = (&self.host, self.store()) else { return std::future::pending().await };
         let mut gone_since: Option<Time> = None;
         loop {
@@ -136,7 +136,7 @@ impl Backend {
 
 /// The way to a store that an agent serves, and where it is served.
 #[derive(Debug, Clone, Copy)]
-pub struct Way<'a> {
+pub(crate) struct Way<'a> {
     /// Mutual TLS.
     pub tls: Option<&'a MutualTls>,
     /// The address to serve it on. None: a loopback address that the endpoint names, else all.
@@ -147,24 +147,24 @@ pub struct Way<'a> {
 ///
 /// # Errors
 /// [`BackendError`] says what is wrong and what to do.
-pub async fn open(
-    rendezvous: &Rendezvous,
+pub(crate) async fn open(
+    rendezvous: &StoreChoice,
     paths: &JobPaths,
     way: Way<'_>,
     patience: Duration,
 ) -> Result<Backend, BackendError> {
     match rendezvous {
-        Rendezvous::Standalone => {
+        StoreChoice::Standalone => {
             let store = Arc::new(MemoryStore::start(Limits::default()));
             Ok(Backend {
-                rendezvous: RendezvousStore::Store(store),
+                rendezvous: JobStore::Store(store),
                 serves: false,
                 host: None,
                 name: "a store of this process".into(),
             })
         }
-        Rendezvous::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, way, patience).await,
-        Rendezvous::Etcd { endpoints, tls, credentials, v2 } => {
+        StoreChoice::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, way, patience).await,
+        StoreChoice::Etcd { endpoints, tls, credentials, v2 } => {
             let config = etcd_config(endpoints, tls.as_ref(), credentials.as_ref())?;
             let client = EtcdV2::connect(config.clone())?;
             if *v2 {
@@ -188,7 +188,7 @@ pub async fn open(
 ///
 /// # Errors
 /// A file that it names cannot be read.
-pub fn etcd_config(
+pub(crate) fn etcd_config(
     endpoints: &[Endpoint],
     tls: Option<&Tls>,
     credentials: Option<&Credentials>,
@@ -229,7 +229,7 @@ async fn etcd_v2(
             paths.keys.nodes()
         )));
     }
-    Ok(Backend { rendezvous: RendezvousStore::TorchElastic(client), serves: false, host: None, name })
+    Ok(Backend { rendezvous: JobStore::TorchElastic(client), serves: false, host: None, name })
 }
 
 fn system_ca() -> Result<std::path::PathBuf, StoreError> {
@@ -257,7 +257,7 @@ async fn etcd(config: EtcdConfig, v2: Option<&EtcdV2>, patience: Duration) -> Re
     match until_it_answers(patience, probe).await? {
         Ok(probe) => {
             tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers");
-            Ok(Backend { rendezvous: RendezvousStore::Store(Arc::new(store)), serves: false, host: None, name })
+            Ok(Backend { rendezvous: JobStore::Store(Arc::new(store)), serves: false, host: None, name })
         }
         Err(version) => Err(BackendError::OnlyV2 { what: format!("{name}, version {version},") }),
     }
@@ -316,7 +316,7 @@ async fn hosted(
                 });
                 tracing::info!(%endpoint, %address, "this agent serves the job's store: it leads, and leaves last");
                 return Ok(Backend {
-                    rendezvous: RendezvousStore::Store(store),
+                    rendezvous: JobStore::Store(store),
                     serves: true,
                     host: None,
                     name: format!("the store served here at {endpoint}"),

@@ -4,11 +4,11 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`backend`] | the store a job meets through: etcd, or one that an agent serves |
+//! | [`choice`] | which store, as the command line says |
 //! | [`participation`] | taking part in a job by one protocol or the other |
 //! | [`ports`] | ports that this node listens on or holds |
-//! | [`rendezvous`] | which store, as the command line says |
 
-pub mod backend;
-pub mod participation;
-pub mod ports;
-pub mod rendezvous;
+pub(crate) mod backend;
+pub(crate) mod choice;
+pub(crate) mod participation;
+pub(crate) mod ports;

@@ -13,19 +13,19 @@ use tokio::sync::{mpsc, watch};
 
 /// The store, and the protocol by which nodes meet on it.
 #[derive(Clone)]
-pub enum RendezvousStore {
+pub enum JobStore {
     /// By our own protocol.
     Store(Arc<dyn Store>),
     /// By TorchElastic's protocol, on etcd's v2 API.
     TorchElastic(EtcdV2),
 }
 
-impl RendezvousStore {
+impl JobStore {
     /// The store of our own protocol.
     pub fn store(&self) -> Option<&Arc<dyn Store>> {
         match self {
-            RendezvousStore::Store(store) => Some(store),
-            RendezvousStore::TorchElastic(_) => None,
+            JobStore::Store(store) => Some(store),
+            JobStore::TorchElastic(_) => None,
         }
     }
 }
@@ -40,7 +40,7 @@ pub struct JobPaths {
 }
 
 /// The protocol that carries the node's part. The agent treats both alike.
-pub enum Participation {
+pub(crate) enum Participation {
     /// Our own protocol.
     Own(Node),
     /// TorchElastic's protocol, which torchrun calls `etcd`.
@@ -49,7 +49,7 @@ pub enum Participation {
 
 impl Participation {
     /// The node's status, as it changes.
-    pub fn status(&self) -> watch::Receiver<Status> {
+    pub(crate) fn status(&self) -> watch::Receiver<Status> {
         match self {
             Participation::Own(node) => node.status(),
             Participation::TorchElastic(node) => node.status(),
@@ -57,7 +57,7 @@ impl Participation {
     }
 
     /// Runs one incarnation to its end.
-    pub async fn run(
+    pub(crate) async fn run(
         &self,
         setup: MemberSetup,
         commands: &mpsc::UnboundedSender<Command>,

@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 /// Why a port could not be reserved.
 #[derive(Debug, thiserror::Error)]
 #[error("reserve a port for rank 0 on {ip}: {source}; is the address this machine's, and are ports free?")]
-pub struct ReserveError {
+pub(crate) struct ReserveError {
     /// Address that was tried.
     pub ip: IpAddr,
     /// The kernel's error.
@@ -20,7 +20,7 @@ pub struct ReserveError {
 ///
 /// # Errors
 /// The error for the last address.
-pub async fn listen(hosts: &[&str], port: u16) -> io::Result<tokio::net::TcpListener> {
+pub(crate) async fn listen(hosts: &[&str], port: u16) -> io::Result<tokio::net::TcpListener> {
     let mut last = io::Error::other("no address");
     for host in hosts {
         for address in tokio::net::lookup_host((*host, port)).await? {
@@ -39,7 +39,7 @@ pub async fn listen(hosts: &[&str], port: u16) -> io::Result<tokio::net::TcpList
 /// torch's TCPStore sets. So rank 0's port is known before rank 0 runs, and no other process can get it in between:
 /// neither by asking for any free port nor for an outgoing connection.
 #[derive(Debug)]
-pub struct Reservation {
+pub(crate) struct Reservation {
     _socket: OwnedFd,
     ip: IpAddr,
     port: u16,
@@ -50,7 +50,7 @@ const BACKLOG: i32 = 1 << 14;
 
 impl Reservation {
     /// The port.
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
@@ -58,7 +58,7 @@ impl Reservation {
     ///
     /// # Errors
     /// Another process listens there already, or no descriptor is left.
-    pub fn listen(&self) -> Result<TcpListener, ReserveError> {
+    pub(crate) fn listen(&self) -> Result<TcpListener, ReserveError> {
         let listen = || {
             let socket = shared_socket(self.ip, self.port)?;
             rustix::net::listen(&socket, BACKLOG)?;
@@ -73,7 +73,7 @@ impl Reservation {
 ///
 /// # Errors
 /// The address is not this machine's, or no port or descriptor is left.
-pub fn reserve_port(ip: IpAddr) -> Result<Reservation, ReserveError> {
+pub(crate) fn reserve_port(ip: IpAddr) -> Result<Reservation, ReserveError> {
     reserve(ip).map_err(|source| ReserveError { ip, source })
 }
 
@@ -82,7 +82,7 @@ pub fn reserve_port(ip: IpAddr) -> Result<Reservation, ReserveError> {
 ///
 /// # Errors
 /// No port or descriptor is left.
-pub fn reserve_any_port() -> Result<Reservation, ReserveError> {
+pub(crate) fn reserve_any_port() -> Result<Reservation, ReserveError> {
     reserve_port(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| reserve_port(Ipv4Addr::UNSPECIFIED.into()))
 }
 

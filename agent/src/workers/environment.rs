@@ -8,11 +8,11 @@ use std::path::Path;
 use elastic_proto::worker::{Assignment, SOCKET_ENV, WARM_UP_ENV};
 
 /// The number of the round that a worker was started in.
-pub const ROUND_ENV: &str = "ELASTIC_ROUND";
+pub(crate) const ROUND_ENV: &str = "ELASTIC_ROUND";
 /// A worker's position on its node. It stays correct with `--virtual-local-rank`, which sets every `LOCAL_RANK` to 0.
-pub const LOCAL_RANK_ENV: &str = "ELASTIC_LOCAL_RANK";
+pub(crate) const LOCAL_RANK_ENV: &str = "ELASTIC_LOCAL_RANK";
 /// The name of the node that a worker runs on.
-pub const NODE_ENV: &str = "ELASTIC_NODE";
+pub(crate) const NODE_ENV: &str = "ELASTIC_NODE";
 
 /// Whether the store at `MASTER_PORT` is served by an agent, so that workers are only its clients: `True` or `False`,
 /// as Python spells them.
@@ -20,7 +20,7 @@ const AGENT_STORE_ENV: &str = "TORCHELASTIC_USE_AGENT_STORE";
 
 /// A worker's place on its node and in its role. The rest of its place is in its [`Assignment`].
 #[derive(Debug, Clone, Copy)]
-pub struct LocalPlace<'a> {
+pub(crate) struct LocalPlace<'a> {
     /// The worker's position on the node, from 0.
     pub local_rank: u32,
     /// The number of workers on this node.
@@ -35,7 +35,7 @@ pub struct LocalPlace<'a> {
 
 /// What is the same for every worker of this agent.
 #[derive(Debug, Clone, Copy)]
-pub struct NodeFacts<'a> {
+pub(crate) struct NodeFacts<'a> {
     /// The node's name.
     pub node: &'a str,
     /// The agent's socket for workers.
@@ -51,7 +51,7 @@ pub struct NodeFacts<'a> {
 /// The variables that one worker gets in addition to the agent's environment. `assignment` is this worker's place.
 /// `error_file` is the file to which it may write its exception, if files are wanted. `inherited` looks up the agent's
 /// environment.
-pub fn worker_env(
+pub(crate) fn worker_env(
     assignment: &Assignment,
     place: &LocalPlace<'_>,
     facts: &NodeFacts<'_>,
@@ -107,7 +107,7 @@ const PLACE: [&str; 10] = [
 ];
 
 /// Changes an environment into that of a worker without a place. The agent tells the worker its place later.
-pub fn without_place(env: &mut BTreeMap<OsString, OsString>) {
+pub(crate) fn without_place(env: &mut BTreeMap<OsString, OsString>) {
     env.retain(|name, _| !PLACE.iter().any(|known| name == known));
     env.insert(WARM_UP_ENV.into(), "1".into());
 }
@@ -120,7 +120,7 @@ const OMP: &str = "OMP_NUM_THREADS";
     "--virtual-local-rank: worker {local_rank} has no device of its own: {variable}={list} names {named}; start fewer \
      workers"
 )]
-pub struct NoDevice {
+pub(crate) struct NoDevice {
     /// The worker.
     pub local_rank: u32,
     /// `CUDA_VISIBLE_DEVICES` or `HIP_VISIBLE_DEVICES`.
@@ -137,7 +137,7 @@ pub struct NoDevice {
 ///
 /// # Errors
 /// The device list that the agent inherited has no entry for this worker.
-pub fn own_device(
+pub(crate) fn own_device(
     local_rank: u32,
     inherited: &dyn Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(OsString, OsString)>, NoDevice> {
@@ -172,7 +172,7 @@ fn limits_threads(local_world_size: u32, inherited: &dyn Fn(&str) -> Option<OsSt
 }
 
 /// A warning, to be shown once, if workers get `OMP_NUM_THREADS=1` without the user having asked for it.
-pub fn threads_warning(local_world_size: u32, inherited: &dyn Fn(&str) -> Option<OsString>) -> Option<String> {
+pub(crate) fn threads_warning(local_world_size: u32, inherited: &dyn Fn(&str) -> Option<OsString>) -> Option<String> {
     limits_threads(local_world_size, inherited).then(|| {
         format!(
             "{OMP} is not set: each of the {local_world_size} workers gets {OMP}=1, so that they do not crowd one \

@@ -26,7 +26,7 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 const PRINTED: u64 = 64 * 1024;
 
 /// The snapshots to save, and the job that they belong to.
-pub struct FinalSave {
+pub(crate) struct FinalSave {
     /// The job's store.
     pub store: Arc<dyn Store>,
     /// The job's keys.
@@ -57,7 +57,7 @@ enum SaveError {
 }
 
 /// A final save under way. Dropping it gives the save up and ends the program that saves.
-pub struct Saving(JoinHandle<()>);
+pub(crate) struct Saving(JoinHandle<()>);
 
 impl Drop for Saving {
     fn drop(&mut self) {
@@ -66,19 +66,19 @@ impl Drop for Saving {
 }
 
 /// Whether a node whose part ends like this may hold snapshots that exist nowhere else.
-pub fn may_matter(end: &End) -> bool {
+pub(crate) fn may_matter(end: &End) -> bool {
     matches!(end, End::Failed(..) | End::Drained)
 }
 
 /// Waits until the final save is over. The wait may be cancelled.
-pub async fn done(Saving(task): &mut Saving) {
+pub(crate) async fn done(Saving(task): &mut Saving) {
     // The result has been logged.
     drop(task.await);
 }
 
 impl FinalSave {
     /// Begins the final save, and logs its result.
-    pub fn begin(self) -> Saving {
+    pub(crate) fn begin(self) -> Saving {
         Saving(tokio::spawn(async move {
             let word = checkpoint::last_word(&*self.store, &self.keys, &self.node, self.seat).await;
             let committed = match word {

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A process that computes on a GPU, as listed by the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// The GPU, by NVML's index.
     pub gpu: u32,
     /// The process id.
@@ -35,7 +35,7 @@ pub struct Listed {
 
 /// A process of an earlier round that holds a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Holder {
+pub(crate) struct Holder {
     /// The GPU.
     pub gpu: u32,
     /// The process.
@@ -44,7 +44,7 @@ pub struct Holder {
 
 /// The listed processes that belong to an earlier round. While no worker runs here, every marked process belongs to
 /// one. A process that was marked before counts until it is gone, because a dying process has no environment any more.
-pub fn holders(listed: &[Listed], known: &mut BTreeSet<u32>) -> Vec<Holder> {
+pub(crate) fn holders(listed: &[Listed], known: &mut BTreeSet<u32>) -> Vec<Holder> {
     known.retain(|pid| listed.iter().any(|process| process.pid == *pid && process.exists));
     known.extend(listed.iter().filter(|process| process.exists && process.marked).map(|process| process.pid));
     let held = listed.iter().filter(|process| known.contains(&process.pid));
@@ -53,11 +53,11 @@ pub fn holders(listed: &[Listed], known: &mut BTreeSet<u32>) -> Vec<Holder> {
 
 /// Asks the driver which processes hold GPUs. Without a driver there is nothing to wait for.
 #[derive(Clone)]
-pub struct GpuHolders {
-    asked: Arc<Asked>,
+pub(crate) struct GpuHolders {
+    asked: Arc<HolderSearch>,
 }
 
-struct Asked {
+struct HolderSearch {
     /// `Some(None)` if there is no driver. Loaded when first needed, because waking the driver may take long.
     nvml: OnceLock<Option<Nvml>>,
     /// Variables in the environment of every worker of this job and node.
@@ -66,21 +66,21 @@ struct Asked {
 
 impl GpuHolders {
     /// A check for the workers of this job on this node.
-    pub fn of(job: &str, node: &str) -> GpuHolders {
+    pub(crate) fn of(job: &str, node: &str) -> GpuHolders {
         let mark = |name: &str, value: &str| format!("{name}={value}").into_bytes();
         let marks = [mark("TORCHELASTIC_RUN_ID", job), mark(NODE_ENV, node)];
-        GpuHolders { asked: Arc::new(Asked { nvml: OnceLock::new(), marks }) }
+        GpuHolders { asked: Arc::new(HolderSearch { nvml: OnceLock::new(), marks }) }
     }
 
     /// Whether it is already known that there is no driver.
-    pub fn are_absent(&self) -> bool {
+    pub(crate) fn are_absent(&self) -> bool {
         self.asked.nvml.get().is_some_and(Option::is_none)
     }
 
     /// Waits until no worker of an earlier round holds a GPU of this machine. If one still does at the limit, this logs
     /// a warning and returns. `start_timeout` is how long a member may take from the seal to running workers. The wait
     /// takes at most half of it, and never more than 20 s.
-    pub async fn free(self, start_timeout: Duration) {
+    pub(crate) async fn free(self, start_timeout: Duration) {
         let mut held = Vec::new();
         let patience = PATIENCE.min(start_timeout / 2);
         if timeout(patience, self.wait(&mut held, patience)).await.is_err() {
@@ -108,7 +108,7 @@ impl GpuHolders {
     }
 }
 
-impl Asked {
+impl HolderSearch {
     fn nvml(&self) -> Option<&Nvml> {
         let load = || match Nvml::load() {
             Ok(nvml) => Some(nvml),

@@ -7,25 +7,25 @@
 //! | [`final_save`] | saving, at the job's end, the snapshots that workers left in memory |
 //! | [`gpu_holders`] | whether this node's GPUs are free of an earlier round's processes |
 //! | [`group`] | the local worker group: starting it in a round, judging its end |
-//! | [`local_workers`] | what happens to the workers from one round to the next |
+//! | [`guard_client`] | the agent's async view of the guard: start workers, hear of exits, stop them |
+//! | [`lifecycle`] | what happens to the workers from one round to the next |
 //! | [`signals`] | the signals that make the agent leave |
 //! | [`slots`] | how many workers this node runs |
 //! | [`snapshot_memory`] | memory for snapshots that outlives the workers |
 //! | [`socket`] | the Unix socket through which workers speak to the agent |
-//! | [`supervisor`] | the agent's async view of the guard: start workers, hear of exits, stop them |
 //! | [`warm_up`] | starting workers before the node joins |
 //! | [`watchdog`] | hangs: deadlines, timers, uninterruptible waits, stacks |
 
-pub mod command;
-pub mod environment;
-pub mod final_save;
-pub mod gpu_holders;
-pub mod group;
-pub mod local_workers;
-pub mod signals;
-pub mod slots;
-pub mod snapshot_memory;
-pub mod socket;
-pub mod supervisor;
-pub mod warm_up;
-pub mod watchdog;
+pub(crate) mod command;
+pub(crate) mod environment;
+pub(crate) mod final_save;
+pub(crate) mod gpu_holders;
+pub(crate) mod group;
+pub(crate) mod guard_client;
+pub(crate) mod lifecycle;
+pub(crate) mod signals;
+pub(crate) mod slots;
+pub(crate) mod snapshot_memory;
+pub(crate) mod socket;
+pub(crate) mod warm_up;
+pub(crate) mod watchdog;

@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::guard::{Exit, signal_name};
 
 /// torchrun's default.
-pub const DEFAULT: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+pub(crate) const DEFAULT: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
 
 /// Signals that a process must not handle, although they have a name: the kernel's own, a child's end, and errors of
 /// this program itself.
@@ -30,7 +30,7 @@ const LEFT_ALONE: [i32; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT];
 
 /// A signal that makes the agent leave. Its workers are stopped with the same signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Handled(pub Signal);
+pub(crate) struct Handled(pub Signal);
 
 impl fmt::Display for Handled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,7 +40,7 @@ impl fmt::Display for Handled {
 
 /// Parses a list of names, `SIGTERM,SIGUSR1`. Like torchrun, this skips each signal that it cannot handle, with a
 /// warning.
-pub fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
+pub(crate) fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
     let (mut handled, mut warnings) = (Vec::new(), Vec::new());
     for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
         let number = (1..32).find(|number| signal_name(*number) == Some(name));
@@ -58,7 +58,7 @@ pub fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
 }
 
 /// The signals to handle if the user named none: those of `signals` that this process was not started to ignore.
-pub fn unless_ignored(signals: Vec<Handled>) -> Vec<Handled> {
+pub(crate) fn unless_ignored(signals: Vec<Handled>) -> Vec<Handled> {
     // Without /proc no signal counts as ignored. The agent then ends a little later, and says why.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = ignored(&status);
@@ -74,14 +74,14 @@ fn ignored(status: &str) -> Vec<i32> {
 
 /// Whether a process other than the agent asked a worker to stop. This is so if the worker was ended by a signal that
 /// would make the agent leave, or that asks most programs to stop.
-pub fn asks_to_stop(exit: Exit, handled: &[Handled]) -> bool {
+pub(crate) fn asks_to_stop(exit: Exit, handled: &[Handled]) -> bool {
     let usual = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
     let asks = |signal| usual.contains(&signal) || handled.iter().any(|handled| handled.0.as_raw() == signal);
     matches!(exit, Exit::Signal { signal, .. } if asks(signal))
 }
 
 /// Watches for signals, from its creation on.
-pub struct Signals {
+pub(crate) struct Signals {
     streams: Vec<(Handled, tokio::signal::unix::Signal)>,
 }
 
@@ -90,7 +90,7 @@ impl Signals {
     ///
     /// # Errors
     /// The system has no room for a handler.
-    pub fn watch(signals: &[Handled]) -> anyhow::Result<Signals> {
+    pub(crate) fn watch(signals: &[Handled]) -> anyhow::Result<Signals> {
         let stream = |handled: &Handled| {
             let stream = signal(SignalKind::from_raw(handled.0.as_raw()));
             Ok((*handled, stream.with_context(|| format!("watch for {handled}"))?))
@@ -99,7 +99,7 @@ impl Signals {
     }
 
     /// The next signal.
-    pub async fn next(&mut self) -> Handled {
+    pub(crate) async fn next(&mut self) -> Handled {
         std::future::poll_fn(|context| {
             for (handled, stream) in &mut self.streams {
                 if stream.poll_recv(context).is_ready() {

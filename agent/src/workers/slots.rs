@@ -9,7 +9,7 @@ use crate::machine::devices::{self, Gpus};
 /// How the number of workers on this node is given: `--nproc-per-node`. [`crate::workers::slots`] turns it into a
 /// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkerCount {
+pub(crate) enum WorkerCount {
     /// This many, at least 1.
     Count(u32),
     /// One for each CPU that this process may run on.
@@ -24,7 +24,7 @@ pub enum WorkerCount {
 
 /// Why the number cannot be determined.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SlotsError {
+pub(crate) enum SlotsError {
     /// `gpu` on a machine without one.
     #[error("--nproc-per-node=gpu: {0}; check the driver and CUDA_VISIBLE_DEVICES, or give a number, `cpu` or `auto`")]
     NoGpu(String),
@@ -40,7 +40,7 @@ pub enum SlotsError {
 ///
 /// # Errors
 /// Accelerators were asked for, but there are none, or none is visible.
-pub fn count<'a>(
+pub(crate) fn count<'a>(
     workers: WorkerCount,
     gpus: impl FnOnce() -> &'a Gpus,
     env: &dyn Fn(&str) -> Option<String>,

@@ -13,14 +13,14 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 
-use crate::machine::out_of_memory::{Version, directories};
+use crate::machine::cgroups::{self, Version};
 
 /// The size in bytes of the blocks that `fstat` counts.
 const BLOCK: u64 = 512;
 
 /// Why a worker gets no memory.
 #[derive(Debug, thiserror::Error)]
-pub enum MemoryError {
+pub(crate) enum MemoryError {
     /// The node cannot spare that much.
     #[error(
         "{} MB of memory that outlives a worker are more than this node can spare: {} MB, half of what is free",
@@ -47,7 +47,7 @@ fn mb(bytes: u64) -> u64 {
 
 /// The memory of this node's workers, by local rank.
 #[derive(Debug, Default)]
-pub struct Memories {
+pub(crate) struct Memories {
     generation: u64,
     lent: BTreeMap<u32, Arc<OwnedFd>>,
     /// The command that saves each worker's memory, if the worker named one.
@@ -65,7 +65,7 @@ pub struct Left {
 
 impl Memories {
     /// From now on, the workers that run belong to this generation of the job. Memory of another generation is dropped.
-    pub fn begin(&mut self, generation: u64) {
+    pub(crate) fn begin(&mut self, generation: u64) {
         if std::mem::replace(&mut self.generation, generation) != generation {
             self.lent.clear();
             self.savers.clear();
@@ -73,7 +73,7 @@ impl Memories {
     }
 
     /// Records the command that saves a worker's memory. If `command` is empty, the memory cannot be saved.
-    pub fn saved_by(&mut self, local_rank: u32, command: Vec<String>) {
+    pub(crate) fn saved_by(&mut self, local_rank: u32, command: Vec<String>) {
         if command.is_empty() {
             self.savers.remove(&local_rank);
         } else {
@@ -82,13 +82,13 @@ impl Memories {
     }
 
     /// Drops the memory that a worker gives back.
-    pub fn forget(&mut self, local_rank: u32) {
+    pub(crate) fn forget(&mut self, local_rank: u32) {
         self.lent.remove(&local_rank);
         self.savers.remove(&local_rank);
     }
 
     /// Memory that can be saved. Data-parallel workers hold the same data, so this is the first worker's.
-    pub fn left(&self) -> Option<Left> {
+    pub(crate) fn left(&self) -> Option<Left> {
         let both = |(rank, command): (&u32, &Vec<String>)| {
             Some(Left { file: Arc::clone(self.lent.get(rank)?), command: command.clone() })
         };
@@ -100,7 +100,7 @@ impl Memories {
     ///
     /// # Errors
     /// 0 bytes were asked for, the node cannot spare that much, or the kernel refuses.
-    pub fn lend(&mut self, local_rank: u32, bytes: u64, spare: u64) -> Result<Arc<OwnedFd>, MemoryError> {
+    pub(crate) fn lend(&mut self, local_rank: u32, bytes: u64, spare: u64) -> Result<Arc<OwnedFd>, MemoryError> {
         if bytes == 0 {
             return Err(MemoryError::Nothing);
         }
@@ -122,7 +122,7 @@ impl Memories {
     ///
     /// # Errors
     /// There is none.
-    pub fn lend_left(&self, local_rank: u32) -> Result<(Arc<OwnedFd>, u64), MemoryError> {
+    pub(crate) fn lend_left(&self, local_rank: u32) -> Result<(Arc<OwnedFd>, u64), MemoryError> {
         let left = self.lent.get(&local_rank).ok_or(MemoryError::Nothing)?;
         Ok((Arc::clone(left), fstat(left).map_err(io::Error::from)?.st_size as u64))
     }
@@ -146,12 +146,12 @@ fn sealed(bytes: u64) -> io::Result<OwnedFd> {
 
 /// How many bytes this node can spare now: half of the free memory. This is the memory that is free on the host, or in
 /// one of the cgroups that this process is in, whichever is least.
-pub fn spare() -> u64 {
+pub(crate) fn spare() -> u64 {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let host = available(&read("/proc/meminfo")).unwrap_or(0);
-    let cgroups = directories(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
-    let nested = cgroups.iter().flat_map(|(version, path)| path.ancestors().map(move |path| (*version, path)));
-    nested.filter_map(|(version, path)| room(version, path)).fold(host, u64::min) / 2
+    let groups = cgroups::find("memory", &read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+    let rooms = groups.iter().flat_map(|group| group.upwards().filter_map(|directory| room(group.version, directory)));
+    rooms.fold(host, u64::min) / 2
 }
 
 /// The kernel's estimate of what can be used without swapping, from `/proc/meminfo`.

@@ -8,12 +8,12 @@ use std::time::Duration;
 use elastic_coordinator::node::GroupReport;
 
 use crate::workers::group::Moved;
-use crate::workers::local_workers::{Ahead, LocalWorkers, wait};
+use crate::workers::guard_client::Event;
+use crate::workers::lifecycle::{Ahead, WorkersLifecycle, wait};
 use crate::workers::signals::{Handled, Signals};
-use crate::workers::supervisor::Event;
 
 /// How the warm-up before the node joins has ended.
-pub enum WarmedUp {
+pub(crate) enum WarmedUp {
     /// All workers wait for their places.
     Warm,
     /// They could not be started ahead, and none is left. They are started in their round, as usual.
@@ -26,7 +26,11 @@ pub enum WarmedUp {
 ///
 /// # Errors
 /// The guard is lost, so nothing can be started any more.
-pub async fn warm_up(local: &mut LocalWorkers, grace: Duration, signals: &mut Signals) -> anyhow::Result<WarmedUp> {
+pub(crate) async fn warm_up(
+    local: &mut WorkersLifecycle,
+    grace: Duration,
+    signals: &mut Signals,
+) -> anyhow::Result<WarmedUp> {
     tracing::info!("the workers warm up before this node joins");
     // Their output goes to the first attempt.
     local.warm_up(Ahead { round: 0, restarts: 0, grace });

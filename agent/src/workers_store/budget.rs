@@ -7,31 +7,31 @@ use std::rc::Rc;
 /// The budget is used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the store's memory budget of {limit} bytes is used up")]
-pub struct Full {
+pub(crate) struct Full {
     /// The budget.
     pub limit: usize,
 }
 
 /// Counts bytes against a limit. Clones share the count.
 #[derive(Debug, Clone)]
-pub struct Account {
+pub(crate) struct Account {
     used: Rc<Cell<usize>>,
     limit: usize,
 }
 
 impl Account {
     /// Nothing used yet of `limit` bytes.
-    pub fn new(limit: usize) -> Account {
+    pub(crate) fn new(limit: usize) -> Account {
         Account { used: Rc::default(), limit }
     }
 
     /// The same account with an eighth more to take from, so that a store full of data still answers.
-    pub fn with_reserve(&self) -> Account {
+    pub(crate) fn with_reserve(&self) -> Account {
         Account { used: Rc::clone(&self.used), limit: self.limit.saturating_add(self.limit / 8) }
     }
 
     /// Bytes in use.
-    pub fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.used.get()
     }
 
@@ -39,7 +39,7 @@ impl Account {
     ///
     /// # Errors
     /// There are not that many left. Then none are taken.
-    pub fn take(&self, bytes: usize) -> Result<(), Full> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<(), Full> {
         let after = self.used().saturating_add(bytes);
         if after > self.limit {
             return Err(Full { limit: self.limit });
@@ -49,7 +49,7 @@ impl Account {
     }
 
     /// Gives back this many bytes that were taken.
-    pub fn give(&self, bytes: usize) {
+    pub(crate) fn give(&self, bytes: usize) {
         self.used.set(self.used().saturating_sub(bytes));
     }
 }
@@ -57,7 +57,7 @@ impl Account {
 /// A value, shared between the store and the answers not yet sent. It is charged once for all of them, until the last
 /// one is dropped.
 #[derive(Debug, Clone)]
-pub struct Value {
+pub(crate) struct Value {
     data: Rc<Data>,
 }
 
@@ -79,13 +79,13 @@ impl Value {
     ///
     /// # Errors
     /// There is no room for it.
-    pub fn new(bytes: &[u8], account: &Account) -> Result<Value, Full> {
+    pub(crate) fn new(bytes: &[u8], account: &Account) -> Result<Value, Full> {
         account.take(bytes.len())?;
         Ok(Value { data: Rc::new(Data { bytes: bytes.to_vec(), charged: bytes.len(), account: account.clone() }) })
     }
 
     /// Its bytes.
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.data.bytes
     }
 
@@ -93,7 +93,7 @@ impl Value {
     ///
     /// # Errors
     /// There is no room. The value stays unchanged.
-    pub fn replace(&mut self, bytes: &[u8]) -> Result<(), Full> {
+    pub(crate) fn replace(&mut self, bytes: &[u8]) -> Result<(), Full> {
         match Rc::get_mut(&mut self.data) {
             // The bytes are replaced in place, because the new value is no larger than the room that is charged.
             Some(data) if bytes.len() <= data.charged => {
@@ -109,7 +109,7 @@ impl Value {
     ///
     /// # Errors
     /// There is no room. The value stays unchanged.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<(), Full> {
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), Full> {
         let whole = self.data.bytes.len() + bytes.len();
         if Rc::get_mut(&mut self.data).is_none() {
             *self = Value::new(self.bytes(), &self.data.account)?;

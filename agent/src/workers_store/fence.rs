@@ -22,7 +22,7 @@ pub const INTRODUCTION: &[u8] = b"elastic introduction 1\n";
 /// Random bytes that the store answers with, used once.
 pub const NONCE: usize = 32;
 /// Length of a proof, in bytes.
-pub const PROOF: usize = 32;
+pub(crate) const PROOF: usize = 32;
 /// What the store answers to a proof that is right. To another it answers nothing.
 pub const ADMITTED: u8 = 1;
 

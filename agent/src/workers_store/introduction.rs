@@ -25,11 +25,11 @@ const AGAIN: Duration = Duration::from_secs(60);
 
 /// An agent that introduces its host, until this is dropped.
 #[derive(Debug)]
-pub struct Introduction(JoinHandle<()>);
+pub(crate) struct Introduction(JoinHandle<()>);
 
 impl Introduction {
     /// Begins, at the store of a round. Must be called on a runtime.
-    pub fn begin(store: Endpoint, known: Known) -> Introduction {
+    pub(crate) fn begin(store: Endpoint, known: Known) -> Introduction {
         Introduction(tokio::spawn(introduce(store, known)))
     }
 }

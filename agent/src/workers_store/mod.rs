@@ -13,18 +13,18 @@
 //! | [`budget`] | the budget, and values that are charged to it |
 //! | `output` | what is still to be sent on a connection |
 //! | [`server`] | the sockets and their thread |
-//! | [`rendezvous_port`] | the port at which the ranks of a round find each other: rank 0's agent serves the store there |
+//! | [`rank0_port`] | the port at which the ranks of a round find each other: rank 0's agent serves the store there |
 //! | [`introduction`] | an agent proves to the store that its host is one of the round's nodes |
 
-pub mod budget;
-pub mod fence;
-pub mod introduction;
+pub(crate) mod budget;
+pub(crate) mod fence;
+pub(crate) mod introduction;
 mod output;
-pub mod rendezvous_port;
-pub mod server;
-pub mod state;
+pub(crate) mod rank0_port;
+pub(crate) mod server;
+pub(crate) mod state;
 #[cfg(test)]
 mod tests;
-pub mod wire;
+pub(crate) mod wire;
 
 pub use server::{TcpStore, WorkersStoreLimits};

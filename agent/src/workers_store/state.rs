@@ -13,22 +13,22 @@ use super::budget::{Account, Full, Value};
 use super::wire::{Malformed, Request, Strings};
 
 /// Answer to CHECK: all keys exist. Answer to WAIT and BARRIER: the client may continue.
-pub const READY: u8 = 0;
+pub(crate) const READY: u8 = 0;
 /// Answer to CHECK: some key does not exist.
-pub const NOT_READY: u8 = 1;
+pub(crate) const NOT_READY: u8 = 1;
 /// Answer to CANCEL_WAIT.
-pub const CANCELED: u8 = 1;
+pub(crate) const CANCELED: u8 = 1;
 
 /// What an entry costs in addition to its bytes: table, headers, allocator.
 const ENTRY: usize = 128;
 
 /// A connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Client(pub u32);
+pub(crate) struct Client(pub u32);
 
 /// A part of an answer. One request may have several parts.
 #[derive(Debug, Clone)]
-pub enum Reply {
+pub(crate) enum Reply {
     /// One byte.
     Byte(u8),
     /// A number of 4 bytes.
@@ -43,7 +43,7 @@ pub enum Reply {
 
 /// Why a request ends its connection. torch's server ends it, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub(crate) enum Violation {
     /// The bytes are no request.
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -69,7 +69,7 @@ struct Wait {
 
 /// The store of one round.
 #[derive(Debug)]
-pub struct State {
+pub(crate) struct State {
     account: Account,
     entries: HashMap<Key, Value>,
     queues: HashMap<Key, VecDeque<Value>>,
@@ -80,7 +80,7 @@ pub struct State {
 
 impl State {
     /// An empty store whose memory is charged to `account`.
-    pub fn new(account: Account) -> State {
+    pub(crate) fn new(account: Account) -> State {
         State {
             account,
             entries: HashMap::new(),
@@ -97,7 +97,7 @@ impl State {
     /// # Errors
     /// The request cannot be carried out, and its connection must be closed. Some pairs of a MULTI_SET may have been
     /// set.
-    pub fn apply(
+    pub(crate) fn apply(
         &mut self,
         client: Client,
         request: Request<'_>,
@@ -188,7 +188,7 @@ impl State {
     }
 
     /// Ends the client's wait: the client is gone or has cancelled it.
-    pub fn cancel(&mut self, client: Client) {
+    pub(crate) fn cancel(&mut self, client: Client) {
         let Some(wait) = self.waits.remove(&client) else { return };
         for key in &wait.keys {
             self.account.give(ENTRY + key.len());

@@ -10,18 +10,18 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 /// The number that follows a VALIDATE.
-pub const MAGIC: u32 = 0x3C85_F7CE;
+pub(crate) const MAGIC: u32 = 0x3C85_F7CE;
 
 /// The longest key, including torch's own prefix.
-pub const MAX_KEY: u64 = 8 * 1024;
+pub(crate) const MAX_KEY: u64 = 8 * 1024;
 /// Longest value.
-pub const MAX_VALUE: u64 = 8 * 1024 * 1024;
+pub(crate) const MAX_VALUE: u64 = 8 * 1024 * 1024;
 /// Most keys of one request.
-pub const MAX_KEYS: u64 = 128 * 1024;
+pub(crate) const MAX_KEYS: u64 = 128 * 1024;
 
 /// Why a connection's bytes are not valid requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub(crate) enum Malformed {
     /// The client's dialect has no such operation.
     #[error("operation {0} is unknown")]
     Operation(u8),
@@ -39,7 +39,7 @@ pub enum Malformed {
 /// A request. It borrows the connection's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Request<'a> {
+pub(crate) enum Request<'a> {
     /// Answered by its nonce.
     Ping { nonce: u32 },
     /// No answer.
@@ -80,20 +80,15 @@ pub enum Request<'a> {
 
 /// Several strings, one after the other, with their length prefixes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Strings<'a> {
+pub(crate) struct Strings<'a> {
     framed: &'a [u8],
 }
 
 impl<'a> Strings<'a> {
     /// All strings, in order.
-    pub fn iter(self) -> impl Iterator<Item = &'a [u8]> {
+    pub(crate) fn iter(self) -> impl Iterator<Item = &'a [u8]> {
         let mut fields = Fields { rest: self.framed };
         std::iter::from_fn(move || (!fields.rest.is_empty()).then(|| fields.string()))
-    }
-
-    /// How many bytes the strings take on the wire, including the length prefixes: at least 8 for each.
-    pub fn framed_len(self) -> usize {
-        self.framed.len()
     }
 }
 
@@ -291,7 +286,7 @@ impl Scan {
 
 /// Cuts a connection's bytes into requests. Holds only the beginning of a request that is not complete yet.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub(crate) struct Decoder {
     dialect: Option<Dialect>,
     held: Vec<u8>,
     scan: Option<Scan>,
@@ -303,7 +298,7 @@ impl Decoder {
     ///
     /// # Errors
     /// The first invalid request, or the first error of `each`.
-    pub fn feed<E: From<Malformed>>(
+    pub(crate) fn feed<E: From<Malformed>>(
         &mut self,
         bytes: &[u8],
         mut each: impl FnMut(Request<'_>) -> Result<(), E>,
@@ -325,7 +320,7 @@ impl Decoder {
     }
 
     /// Bytes held.
-    pub fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.held.capacity()
     }
 

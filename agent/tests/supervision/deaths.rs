@@ -5,7 +5,7 @@ use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use elastic_agent::workers::supervisor::{Event, SpawnError, SupervisorError};
+use elastic_agent::for_tests::{Event, GuardClientError, SpawnError};
 use elastic_coordinator::time::Time;
 use libtest_mimic::Trial;
 use rustix::process::{Pid, Signal};
@@ -38,16 +38,16 @@ pub(crate) fn trials() -> Vec<Trial> {
 
 async fn agent_with_strays_and_a_port(mut agent: Agent) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    agent.supervisor.hold(&listener).unwrap();
+    agent.guard.hold(&listener).unwrap();
     println!("port {}", listener.local_addr().unwrap().port());
-    println!("guard {}", agent.supervisor.guard_pid());
+    println!("guard {}", agent.guard_pid);
     for rank in 0..2 {
         let strays = "for n in 1 2 3 4 5 6 7 8 9 10; do (setsid sleep 1000 >/dev/null & echo stray$n $!); done";
         let pid = agent.spawn(rank, &format!("trap '' TERM; sleep 1000 & {strays}; echo up; wait")).await;
         println!("worker {pid}");
     }
     // The only event here is the loss of the guard, and it changes nothing.
-    while !matches!(agent.supervisor.next_event().await, Event::GuardLost { .. }) {}
+    while !matches!(agent.next_event().await, Event::GuardLost { .. }) {}
     std::future::pending::<()>().await;
 }
 
@@ -120,15 +120,15 @@ fn dies_and_leaves_nothing(signal: Signal) {
 
 async fn agent_with_a_deadline(mut agent: Agent) {
     let deadline = Time::now() + Duration::from_secs(1);
-    agent.supervisor.set_deadline(Some(deadline)).unwrap();
+    agent.guard.set_deadline(Some(deadline)).unwrap();
     let pid = agent.spawn(0, "exec sleep 1000 >/dev/null").await;
     println!("{pid}");
     // The outer test stops this process here, and continues it when the worker is gone.
-    let Event::DeadlineKilled { at } = agent.supervisor.next_event().await else { panic!("killed by the deadline") };
+    let Event::DeadlineKilled { at } = agent.next_event().await else { panic!("killed by the deadline") };
     println!("{}", (at - deadline).as_micros());
     // A renewal that comes too late revives nothing, but it lets the next round begin.
     assert_eq!(agent.exited().await.exit.number(), -9);
-    assert_eq!(agent.supervisor.next_event().await, Event::Stopped);
+    assert_eq!(agent.next_event().await, Event::Stopped);
     println!("end");
 }
 
@@ -159,11 +159,9 @@ async fn a_guard_that_is_killed_takes_its_workers_and_strays_along_and_the_agent
     let stray = agent.pid_in("stray").await;
     let mut own_child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let start = Instant::now();
-    let guard = Pid::from_raw(agent.supervisor.guard_pid()).unwrap();
+    let guard = Pid::from_raw(agent.guard_pid).unwrap();
     rustix::process::kill_process(guard, Signal::KILL).unwrap();
-    let Event::GuardLost { cause, survivors } = agent.supervisor.next_event().await else {
-        panic!("the guard is lost")
-    };
+    let Event::GuardLost { cause, survivors } = agent.next_event().await else { panic!("the guard is lost") };
     println!("guard's death to a cleared tree: {:?}", start.elapsed());
     assert!(start.elapsed() < Duration::from_secs(10));
     assert!(cause.ends_with("ended by signal 9 (SIGKILL)"), "{cause}");
@@ -173,18 +171,18 @@ async fn a_guard_that_is_killed_takes_its_workers_and_strays_along_and_the_agent
     own_child.kill().unwrap();
     own_child.wait().unwrap();
     let spec = agent.script(0, "exit 0");
-    let refused = agent.supervisor.spawn(spec).await.unwrap_err();
-    assert!(matches!(refused, SpawnError::Supervisor(SupervisorError::GuardLost)));
+    let refused = agent.start(spec).await.unwrap_err();
+    assert!(matches!(refused, SpawnError::GuardClient(GuardClientError::GuardLost)));
 }
 
 async fn a_guard_that_is_frozen_is_an_error_and_blocks_nobody(mut agent: Agent) {
-    let guard = Pid::from_raw(agent.supervisor.guard_pid()).unwrap();
+    let guard = Pid::from_raw(agent.guard_pid).unwrap();
     rustix::process::kill_process(guard, Signal::STOP).unwrap();
-    let error = (0..100_000).find_map(|_| agent.supervisor.set_deadline(None).err()).expect("a full socket");
-    assert!(matches!(error, SupervisorError::GuardStuck { pid } if pid == guard.as_raw_pid()), "{error}");
+    let error = (0..100_000).find_map(|_| agent.guard.set_deadline(None).err()).expect("a full socket");
+    assert!(matches!(error, GuardClientError::GuardStuck { pid } if pid == guard.as_raw_pid()), "{error}");
     // The guard continues where it was stopped.
     rustix::process::kill_process(guard, Signal::CONT).unwrap();
-    while agent.supervisor.set_deadline(None).is_err() {
+    while agent.guard.set_deadline(None).is_err() {
         tokio::task::yield_now().await;
     }
     agent.spawn(0, "exit 0").await;

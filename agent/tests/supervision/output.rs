@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
 
-use elastic_agent::output::logs::{Console, LogSpec, Logs, WorkerLogs};
+use elastic_agent::for_tests::{Console, LogDir, LogNames, LogOptions, Logs, WorkerLogs};
 use rustix::process::Signal;
 
 use crate::scene::{Agent, Scene};
@@ -38,20 +38,18 @@ struct Setting {
     round: u64,
 }
 
-fn setting(agent: Agent, redirects: &str, tee: &str, change: impl FnOnce(&mut LogSpec)) -> Setting {
+fn setting(agent: Agent, redirects: &str, tee: &str, change: impl FnOnce(&mut LogOptions)) -> Setting {
     let open = |name: &str| File::create(agent.directory.path().join(name)).unwrap();
     let console = Console::new(open("console.out"), open("console.err")).unwrap();
-    let mut spec = LogSpec {
-        dir: Some(agent.directory.path().join("logs")),
-        run_id: "a/job".to_owned(),
+    let mut options = LogOptions {
+        dir: LogDir::At(agent.directory.path().join("logs")),
         redirects: redirects.parse().unwrap(),
         tee: tee.parse().unwrap(),
-        role: "default".to_owned(),
-        hostname: "here".to_owned(),
-        ..LogSpec::default()
+        ..LogOptions::default()
     };
-    change(&mut spec);
-    let logs = Logs::open(spec, console.clone()).unwrap();
+    change(&mut options);
+    let names = LogNames { run_id: "a/job".to_owned(), role: "default".to_owned(), hostname: "here".to_owned() };
+    let logs = Logs::open(options, names, console.clone()).unwrap();
     Setting { agent, console, logs, round: 0 }
 }
 
@@ -65,7 +63,7 @@ impl Setting {
             let (stdio, logs) = attempt.worker(rank as u32, 10 + rank as u32);
             let mut spec = self.agent.script(rank as u32, script);
             spec.stdio = stdio;
-            self.agent.supervisor.spawn(spec).await.unwrap();
+            self.agent.start(spec).await.unwrap();
             all.push(logs);
         }
         for _ in scripts {
@@ -113,7 +111,7 @@ async fn teed_streams_go_to_file_and_console(agent: Agent) {
 
     let agent = setting.agent;
     let prefix = "${role_name}|$local_rank|${rank}|${hostname}|${other}> ";
-    let mut setting = self::setting(agent, "0", "1", |spec| spec.prefix = Some(prefix.to_owned()));
+    let mut setting = self::setting(agent, "0", "1", |options| options.prefix = Some(prefix.to_owned()));
     setting.run(&["echo x"]).await;
     assert_eq!(setting.console("console.out"), b"default|0|10|here|${other}> x\n");
 }
@@ -173,14 +171,14 @@ async fn a_worker_killed_in_mid_line_loses_nothing_and_tears_no_line(agent: Agen
         let last = if rank == KILLED { u32::MAX } else { LAST };
         let mut spec = agent.script(rank, &format!("exec seq 1 {last}"));
         (spec.stdio, _) = attempt.worker(rank, rank);
-        agent.supervisor.spawn(spec).await.unwrap();
+        agent.start(spec).await.unwrap();
     }
     // One of eight workers that write as fast as they can is killed.
     let log = |rank: u32| logs.directory().unwrap().join(format!("attempt_0/{rank}/stdout.log"));
     while fs::metadata(log(KILLED)).unwrap().len() < 5_000_000 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    agent.supervisor.signal(KILLED, Signal::KILL).unwrap();
+    agent.guard.signal(KILLED, Signal::KILL).unwrap();
     for _ in 0..8 {
         agent.exited().await;
     }
@@ -230,13 +228,13 @@ async fn a_stray_that_holds_the_stream_delays_nothing(agent: Agent) {
     let (stdio, output) = logs.begin_attempt(0, 1).worker(0, 0);
     let mut spec = agent.script(0, "(setsid sleep 1000 &); printf 'last\nwords' >&2; exit 1");
     spec.stdio = stdio;
-    agent.supervisor.spawn(spec).await.unwrap();
+    agent.start(spec).await.unwrap();
     agent.exited().await;
     assert!(output.settled(PATIENCE).await);
     assert_eq!(output.stderr().read(), ["last", "words"]);
     assert!(!logs.finish(Duration::from_millis(50)).await, "the streams are open still");
     // The streams end only when the stray is gone.
-    agent.supervisor.stop_all(Signal::TERM, PATIENCE).await.unwrap();
+    agent.stop_all(Signal::TERM, PATIENCE).await.unwrap();
     assert!(logs.finish(PATIENCE).await);
 }
 
@@ -255,7 +253,7 @@ async fn the_last_lines_of_stderr_are_known(agent: Agent) {
 }
 
 async fn ranks_that_are_filtered_reach_only_their_files(agent: Agent) {
-    let mut setting = setting(agent, "0", "3", |spec| spec.console_ranks = Some([1].into()));
+    let mut setting = setting(agent, "0", "3", |options| options.console_ranks = Some([1].into()));
     setting.run(&["echo zero", "echo one"]).await;
     assert_eq!(setting.file("attempt_0/0/stdout.log"), b"zero\n");
     assert_eq!(setting.console("console.out"), b"[default1]:one\n");
@@ -265,7 +263,8 @@ async fn an_unusable_log_directory_is_an_error_at_once(agent: Agent) {
     let console = Console::standard().unwrap();
     fs::write(agent.directory.path().join("file"), "").unwrap();
     let dir = agent.directory.path().join("file");
-    let error = Logs::open(LogSpec { dir: Some(dir.clone()), ..LogSpec::default() }, console).unwrap_err().to_string();
+    let options = LogOptions { dir: LogDir::At(dir.clone()), ..LogOptions::default() };
+    let error = Logs::open(options, LogNames::default(), console).unwrap_err().to_string();
     assert!(error.starts_with(&format!("cannot create the log directory {}", dir.display())), "{error}");
     assert!(error.contains("--log-dir"), "{error}");
 }
@@ -278,7 +277,7 @@ async fn a_log_directory_lost_later_sends_output_to_the_console(agent: Agent) {
 }
 
 async fn nothing_is_written_with_dev_null(agent: Agent) {
-    let mut setting = setting(agent, "0:3", "1:3", |spec| spec.dir = Some("/dev/null".into()));
+    let mut setting = setting(agent, "0:3", "1:3", |options| options.dir = LogDir::Disabled);
     let logs = setting.run(&["echo as without the flag >&2", "echo shown"]).await;
     assert!(setting.logs.directory().is_none() && logs[0].error_file().is_none());
     assert_eq!(setting.console("console.out"), b"[default1]:shown\n");
@@ -286,9 +285,9 @@ async fn nothing_is_written_with_dev_null(agent: Agent) {
 }
 
 async fn lines_with_certain_words_are_copied(agent: Agent) {
-    let mut setting = setting(agent, "0:1", "1:1,2:1", |spec| {
-        spec.duplicate_stdout = Some("loss,a,,b".parse().unwrap());
-        spec.console_ranks = Some([1].into());
+    let mut setting = setting(agent, "0:1", "1:1,2:1", |options| {
+        options.duplicate_stdout = Some("loss,a,,b".parse().unwrap());
+        options.console_ranks = Some([1].into());
     });
     let script = "echo loss 1; echo other; echo 'an a,b here'";
     setting.run(&[script, script, script]).await;
@@ -303,7 +302,7 @@ async fn lines_with_certain_words_are_copied(agent: Agent) {
 
 async fn logs_are_rotated_on_request_redirected_ones_too(agent: Agent) {
     let rotation = "100K:3".parse().unwrap();
-    let mut setting = setting(agent, "0:1", "1:1", |spec| spec.rotation = Some(rotation));
+    let mut setting = setting(agent, "0:1", "1:1", |options| options.rotation = Some(rotation));
     setting.run(&["seq 1 100000", "seq 1 100000"]).await;
     for rank in [0, 1] {
         let names = ["stdout.log.3", "stdout.log.2", "stdout.log.1", "stdout.log"];

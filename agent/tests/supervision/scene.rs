@@ -1,6 +1,6 @@
 //! Scenes: what the small agent does, and how a test starts it. The assertions are in the tests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::future::Future;
 use std::io::{BufRead, BufReader, Lines};
@@ -9,9 +9,9 @@ use std::pin::Pin;
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use elastic_agent::guard;
-use elastic_agent::workers::supervisor::{Event, Exited, Supervisor, WorkerSpec};
+use elastic_agent::for_tests::{self, Event, Exited, GuardClient, GuardClientError, SpawnError, WorkerSpec};
 use libtest_mimic::Trial;
+use rustix::process::Signal;
 
 /// Environment variable that names the scene to play.
 pub(crate) const NAME: &str = "SUPERVISION_SCENE";
@@ -59,7 +59,10 @@ pub(crate) fn all() -> Vec<Scene> {
 
 /// The agent that plays a scene.
 pub(crate) struct Agent {
-    pub(crate) supervisor: Supervisor,
+    pub(crate) guard: GuardClient,
+    pub(crate) guard_pid: i32,
+    /// Events that came while another one was waited for.
+    pub(crate) earlier: VecDeque<Event>,
     pub(crate) directory: tempfile::TempDir,
     /// When `main` began.
     pub(crate) began: Instant,
@@ -69,17 +72,26 @@ pub(crate) struct Agent {
 
 pub(crate) fn play(name: &str) -> ExitCode {
     let began = Instant::now();
-    let guard = guard::start().unwrap();
+    let guard = for_tests::start_guard().unwrap();
+    let guard_pid = only_child();
     let fork = began.elapsed();
     let scene = all().into_iter().find(|scene| scene.name == name).expect("a scene of this name");
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-        let supervisor = Supervisor::new(guard).unwrap();
-        let agent = Agent { supervisor, directory: tempfile::tempdir().unwrap(), began, fork };
+        let guard = GuardClient::new(guard).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let agent = Agent { guard, guard_pid, earlier: VecDeque::new(), directory, began, fork };
         tokio::time::timeout(Duration::from_secs(60), (scene.play)(agent))
             .await
             .expect("the scene ends within a minute");
     });
     ExitCode::SUCCESS
+}
+
+/// The process that this one has forked.
+fn only_child() -> i32 {
+    let me = std::process::id();
+    let children = std::fs::read_to_string(format!("/proc/{me}/task/{me}/children")).unwrap();
+    children.trim().parse().expect("one child")
 }
 
 fn command(name: &str) -> Command {
@@ -103,12 +115,45 @@ impl Agent {
 
     pub(crate) async fn spawn(&mut self, local_rank: u32, script: &str) -> i32 {
         let spec = self.script(local_rank, script);
-        self.supervisor.spawn(spec).await.unwrap()
+        self.start(spec).await.unwrap()
+    }
+
+    /// Starts a worker, and returns its process id as soon as its program runs.
+    pub(crate) async fn start(&mut self, spec: WorkerSpec) -> Result<i32, SpawnError> {
+        let asked_for = spec.local_rank;
+        self.guard.begin_spawn(spec)?;
+        loop {
+            match self.guard.next_event().await {
+                Event::Started { local_rank, pid } if local_rank == asked_for => return Ok(pid),
+                Event::NotStarted { local_rank, refused } if local_rank == asked_for => return Err(refused.explain()),
+                Event::GuardLost { .. } => return Err(GuardClientError::GuardLost.into()),
+                other => self.earlier.push_back(other),
+            }
+        }
+    }
+
+    /// Stops everything, and waits until nothing is left.
+    pub(crate) async fn stop_all(&mut self, signal: Signal, grace: Duration) -> Result<(), GuardClientError> {
+        self.guard.begin_stop(signal, grace)?;
+        loop {
+            match self.guard.next_event().await {
+                Event::Stopped => return Ok(()),
+                Event::GuardLost { .. } => return Err(GuardClientError::GuardLost),
+                other => self.earlier.push_back(other),
+            }
+        }
+    }
+
+    pub(crate) async fn next_event(&mut self) -> Event {
+        match self.earlier.pop_front() {
+            Some(event) => event,
+            None => self.guard.next_event().await,
+        }
     }
 
     /// The next event, which must be an exit.
     pub(crate) async fn exited(&mut self) -> Exited {
-        match self.supervisor.next_event().await {
+        match self.next_event().await {
             Event::Exited(exited) => exited,
             other => panic!("expected an exit, got {other:?}"),
         }
@@ -141,8 +186,8 @@ pub(crate) fn spec(local_rank: u32, argv: &[&str], directory: &Path) -> WorkerSp
         argv: argv.iter().map(OsString::from).collect(),
         env,
         cwd: directory.to_owned(),
-        stdio: elastic_agent::output::logs::Stdio::default(),
-        cpus: elastic_agent::machine::cpus::CpuSet::default(),
+        stdio: for_tests::Stdio::default(),
+        cpus: for_tests::CpuSet::default(),
     }
 }
 

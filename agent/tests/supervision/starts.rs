@@ -4,9 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
-use elastic_agent::guard::Exit;
-use elastic_agent::machine::cpus::{self, CpuSet};
-use elastic_agent::workers::supervisor::{Event, SpawnError};
+use elastic_agent::for_tests::{CpuSet, Event, Exit, SpawnError, allowed_cpus};
 use elastic_coordinator::time::Time;
 use rustix::process::{Pid, Signal};
 
@@ -55,12 +53,12 @@ async fn a_worker_starts_with_a_clean_slate(mut agent: Agent) {
     // The agent has a descriptor that any child would inherit.
     let leak = std::fs::File::open("/dev/null").unwrap();
     rustix::io::fcntl_setfd(&leak, rustix::io::FdFlags::empty()).unwrap();
-    agent.supervisor.hold(&leak).unwrap();
+    agent.guard.hold(&leak).unwrap();
     // A worker starts.
     let mut spec =
         agent.script(0, "cp /proc/self/status status; ls /proc/self/fd > fds; pwd > pwd; env > env; echo $$ > pid");
     spec.env.insert("ODD".into(), OsString::from_vec(b"\xff\xfe=\nx".to_vec()));
-    let pid = agent.supervisor.spawn(spec).await.unwrap();
+    let pid = agent.start(spec).await.unwrap();
     assert!(agent.exited().await.exit.success());
     // In the worker no signal is blocked or ignored. Only the standard streams are open (3 is `ls` reading).
     // Environment and directory are the requested ones.
@@ -80,11 +78,11 @@ async fn a_worker_starts_with_a_clean_slate(mut agent: Agent) {
 }
 
 async fn a_worker_runs_on_its_cpus_alone(mut agent: Agent) {
-    let allowed = cpus::allowed().unwrap();
+    let allowed = allowed_cpus().unwrap();
     let one = CpuSet([*allowed.0.last().unwrap()].into());
     let mut spec = agent.script(0, "grep Cpus_allowed_list /proc/self/status > cpus; sh -c 'cat cpus > done'");
     spec.cpus = one.clone();
-    agent.supervisor.spawn(spec).await.unwrap();
+    agent.start(spec).await.unwrap();
     assert_eq!(agent.exited().await.exit, Exit::Code(0));
     assert_eq!(agent.line_in("done").await.split_whitespace().last(), Some(one.to_string().as_str()));
     // The next worker names no CPUs, and gets the agent's.
@@ -94,7 +92,7 @@ async fn a_worker_runs_on_its_cpus_alone(mut agent: Agent) {
     // A CPU that no machine has.
     let mut spec = agent.script(2, "true");
     spec.cpus = "8191".parse().unwrap();
-    let refused = agent.supervisor.spawn(spec).await.unwrap_err().to_string();
+    let refused = agent.start(spec).await.unwrap_err().to_string();
     assert!(refused.contains("cannot bind a worker to CPUs 8191"), "{refused}");
 }
 
@@ -115,10 +113,10 @@ async fn what_cannot_start_is_explained(mut agent: Agent) {
         (&[], "no program given".to_owned()),
         (&["sh", "a\0b"], "argument 1".to_owned()),
     ] {
-        let error = agent.supervisor.spawn(spec(0, argv, &directory)).await.unwrap_err().to_string();
+        let error = agent.start(spec(0, argv, &directory)).await.unwrap_err().to_string();
         assert!(error.contains(&expected), "{argv:?}: {error}");
     }
-    let error = agent.supervisor.spawn(spec(0, &["true"], "/no/such/dir".as_ref())).await.unwrap_err();
+    let error = agent.start(spec(0, &["true"], "/no/such/dir".as_ref())).await.unwrap_err();
     assert!(error.to_string().starts_with("cannot enter the working directory /no/such/dir: No such file"), "{error}");
     // No event follows for a worker that was not started, so the next event is this exit.
     agent.spawn(5, "exit 5").await;
@@ -133,42 +131,42 @@ async fn what_is_too_large_is_explained_and_what_is_large_works(mut agent: Agent
     // An environment of 1.5 MB works, although no single packet can be that long.
     let mut spec = agent.script(0, "[ ${#V14} = 100000 ]");
     spec.env.extend(large(15, 100_000));
-    agent.supervisor.spawn(spec).await.unwrap();
+    agent.start(spec).await.unwrap();
     assert!(agent.exited().await.exit.success());
     // An environment larger than the kernel takes is refused and named, whether in total or in one string.
     let mut spec = agent.script(0, "true");
     spec.env.extend(large(80, 100_000));
-    let error = agent.supervisor.spawn(spec).await.unwrap_err();
+    let error = agent.start(spec).await.unwrap_err();
     assert!(matches!(error, SpawnError::TooLarge { total, .. } if total > 8_000_000), "{error}");
     let mut spec = agent.script(0, "true");
     spec.argv.push("y".repeat(2 << 20).into());
-    let error = agent.supervisor.spawn(spec).await.unwrap_err().to_string();
+    let error = agent.start(spec).await.unwrap_err().to_string();
     assert!(error.contains("of which argument 3 has 2097153"), "{error}");
 }
 
 async fn a_passed_deadline_kills_and_refuses_until_it_is_moved(mut agent: Agent) {
     let deadline = Time::now() + Duration::from_secs(1);
-    agent.supervisor.set_deadline(Some(deadline)).unwrap();
+    agent.guard.set_deadline(Some(deadline)).unwrap();
     agent.spawn(0, "trap '' TERM; (setsid sleep 1000 & echo $! > $DIR/stray); while :; do sleep 1; done").await;
-    let Event::DeadlineKilled { at } = agent.supervisor.next_event().await else { panic!("killed by the deadline") };
+    let Event::DeadlineKilled { at } = agent.next_event().await else { panic!("killed by the deadline") };
     println!("killed {:?} after the deadline", at - deadline);
     assert!(at >= deadline && at - deadline < Duration::from_secs(2));
     assert_eq!(agent.exited().await.exit.number(), -9);
-    assert_eq!(agent.supervisor.next_event().await, Event::Stopped);
+    assert_eq!(agent.next_event().await, Event::Stopped);
     assert!(gone(agent.pid_in("stray").await));
     // After the deadline nothing starts.
     let spec = agent.script(0, "exit 0");
-    assert!(matches!(agent.supervisor.spawn(spec).await, Err(SpawnError::DeadlinePassed)));
+    assert!(matches!(agent.start(spec).await, Err(SpawnError::DeadlinePassed)));
     // With a new deadline, workers start again.
-    agent.supervisor.set_deadline(Some(Time::now() + Duration::from_secs(60))).unwrap();
+    agent.guard.set_deadline(Some(Time::now() + Duration::from_secs(60))).unwrap();
     agent.spawn(0, "exit 0").await;
     assert!(agent.exited().await.exit.success());
 }
 
 async fn a_deadline_moved_in_time_does_nothing(mut agent: Agent) {
-    agent.supervisor.set_deadline(Some(Time::now() + Duration::from_secs(1))).unwrap();
+    agent.guard.set_deadline(Some(Time::now() + Duration::from_secs(1))).unwrap();
     agent.spawn(0, "sleep 1.2").await;
-    agent.supervisor.set_deadline(Some(Time::now() + Duration::from_secs(60))).unwrap();
+    agent.guard.set_deadline(Some(Time::now() + Duration::from_secs(60))).unwrap();
     assert!(agent.exited().await.exit.success());
 }
 
@@ -177,7 +175,7 @@ async fn start_up_is_quick_and_the_guard_small(mut agent: Agent) {
     agent.spawn(0, "exit 0").await;
     let (first, since_main) = (start.elapsed(), agent.began.elapsed());
     agent.exited().await;
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.supervisor.guard_pid())).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.guard_pid)).unwrap();
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
@@ -192,7 +190,7 @@ async fn start_up_is_quick_and_the_guard_small(mut agent: Agent) {
 
 async fn closing_ends_everything_and_the_guard(mut agent: Agent) {
     let worker = agent.spawn(0, "trap '' TERM; while :; do sleep 1; done").await;
-    let guard = agent.supervisor.guard_pid();
-    agent.supervisor.close().await;
+    let guard = agent.guard_pid;
+    agent.guard.close().await;
     assert!(gone(worker) && gone(guard));
 }

@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_agent::guard::Exit;
-use elastic_agent::workers::supervisor::Event;
+use elastic_agent::for_tests::{Event, Exit};
 use rustix::process::Signal;
 
 use crate::scene::{Agent, Scene, gone};
@@ -34,7 +33,7 @@ pub(crate) fn scenes() -> Vec<Scene> {
 async fn workers_that_obey_are_gone_in_milliseconds(mut agent: Agent) {
     let pids = [agent.spawn(0, "exec sleep 1000").await, agent.spawn(1, "exec sleep 1000").await];
     let start = Instant::now();
-    agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
+    agent.stop_all(Signal::TERM, LONG).await.unwrap();
     let took = start.elapsed();
     println!("stop of 2 workers: {took:?}");
     assert!(took < SOON, "{took:?}");
@@ -49,7 +48,7 @@ async fn a_worker_that_ignores_the_signal_is_killed_after_the_grace(mut agent: A
     agent.line_in("ready").await;
     let grace = Duration::from_millis(300);
     let start = Instant::now();
-    agent.supervisor.stop_all(Signal::TERM, grace).await.unwrap();
+    agent.stop_all(Signal::TERM, grace).await.unwrap();
     let took = start.elapsed();
     assert!(took >= grace && took < grace + SOON, "{took:?}");
     assert_eq!(agent.exited().await.exit, Exit::Signal { signal: 9, core_dumped: false });
@@ -59,18 +58,18 @@ async fn a_later_stop_shortens_the_grace(mut agent: Agent) {
     agent.spawn(0, "trap '' TERM; echo > $DIR/ready; while :; do sleep 1; done").await;
     agent.line_in("ready").await;
     let start = Instant::now();
-    agent.supervisor.begin_stop(Signal::TERM, LONG).unwrap();
-    agent.supervisor.stop_all(Signal::TERM, Duration::from_millis(100)).await.unwrap();
+    agent.guard.begin_stop(Signal::TERM, LONG).unwrap();
+    agent.stop_all(Signal::TERM, Duration::from_millis(100)).await.unwrap();
     assert!(start.elapsed() < SOON);
 }
 
 async fn a_zero_grace_kills_at_once(mut agent: Agent) {
     agent.spawn(0, "trap '' TERM; echo > $DIR/ready; while :; do sleep 1; done").await;
     agent.line_in("ready").await;
-    agent.supervisor.begin_stop(Signal::TERM, LONG).unwrap();
-    agent.supervisor.begin_stop(Signal::TERM, Duration::ZERO).unwrap();
+    agent.guard.begin_stop(Signal::TERM, LONG).unwrap();
+    agent.guard.begin_stop(Signal::TERM, Duration::ZERO).unwrap();
     assert_eq!(agent.exited().await.exit.number(), -9);
-    assert_eq!(agent.supervisor.next_event().await, Event::Stopped);
+    assert_eq!(agent.next_event().await, Event::Stopped);
 }
 
 async fn strays_in_their_own_sessions_get_the_signal_and_end_with_the_stop(mut agent: Agent) {
@@ -80,7 +79,7 @@ async fn strays_in_their_own_sessions_get_the_signal_and_end_with_the_stop(mut a
     assert!(!gone(stray));
     // When everything is stopped with a long grace, the orphan ends with the worker, at once.
     let start = Instant::now();
-    agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
+    agent.stop_all(Signal::TERM, LONG).await.unwrap();
     println!("stop with a stray: {:?}", start.elapsed());
     assert!(start.elapsed() < SOON);
     assert!(gone(stray));
@@ -92,7 +91,7 @@ async fn strays_that_ignore_the_signal_are_killed_after_the_grace(mut agent: Age
     let stray = agent.pid_in("stray").await;
     let grace = Duration::from_millis(300);
     let start = Instant::now();
-    agent.supervisor.stop_all(Signal::TERM, grace).await.unwrap();
+    agent.stop_all(Signal::TERM, grace).await.unwrap();
     assert!(start.elapsed() >= grace && start.elapsed() < grace + SOON);
     assert!(gone(stray));
 }
@@ -105,7 +104,7 @@ async fn a_child_that_outlives_its_shell_keeps_the_grace_and_hears_one_signal(mu
     agent.line_in("ready").await;
     // When everything is stopped, the child gets its moment, and the signal only once. The stop ends with the child.
     let start = Instant::now();
-    agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
+    agent.stop_all(Signal::TERM, LONG).await.unwrap();
     assert!(start.elapsed() < SOON);
     assert_eq!(agent.read("saved"), "\n");
     assert_eq!(agent.read("heard"), "heard\n");
@@ -113,12 +112,12 @@ async fn a_child_that_outlives_its_shell_keeps_the_grace_and_hears_one_signal(mu
 
 async fn a_stopped_process_is_woken_to_hear_the_signal(mut agent: Agent) {
     let pid = agent.spawn(0, "exec sleep 1000").await;
-    agent.supervisor.signal(0, Signal::STOP).unwrap();
+    agent.guard.signal(0, Signal::STOP).unwrap();
     while !std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ") {
         tokio::task::yield_now().await;
     }
     let start = Instant::now();
-    agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
+    agent.stop_all(Signal::TERM, LONG).await.unwrap();
     assert!(start.elapsed() < SOON);
     assert_eq!(agent.exited().await.exit.number(), -15);
 }
@@ -127,7 +126,7 @@ async fn a_signal_to_one_worker_reaches_its_group_alone(mut agent: Agent) {
     agent.spawn(0, "sleep 1000 & echo $! > $DIR/child; wait").await;
     let other = agent.spawn(1, "exec sleep 1000").await;
     let child = agent.pid_in("child").await;
-    agent.supervisor.signal(0, Signal::KILL).unwrap();
+    agent.guard.signal(0, Signal::KILL).unwrap();
     assert_eq!(agent.exited().await.local_rank, 0);
     assert!(!gone(other));
     while !gone(child) {
@@ -141,7 +140,7 @@ async fn a_signal_reaches_the_group_of_a_worker_that_has_died(mut agent: Agent) 
     assert_eq!(agent.exited().await.exit, Exit::Code(3));
     let child = agent.pid_in("child").await;
     assert!(!gone(child));
-    agent.supervisor.signal(0, Signal::KILL).unwrap();
+    agent.guard.signal(0, Signal::KILL).unwrap();
     while !gone(child) {
         tokio::task::yield_now().await;
     }
@@ -149,23 +148,23 @@ async fn a_signal_reaches_the_group_of_a_worker_that_has_died(mut agent: Agent) 
 }
 
 async fn a_stop_of_nothing_is_done(mut agent: Agent) {
-    agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
+    agent.stop_all(Signal::TERM, LONG).await.unwrap();
     agent.spawn(0, "exit 0").await;
     assert!(agent.exited().await.exit.success());
-    agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
+    agent.stop_all(Signal::TERM, LONG).await.unwrap();
 }
 
 async fn workers_can_start_again_after_a_stop(mut agent: Agent) {
     for round in 0..20 {
         let pid = agent.spawn(0, "exec sleep 1000").await;
         let refused = {
-            agent.supervisor.begin_stop(Signal::TERM, LONG).unwrap();
+            agent.guard.begin_stop(Signal::TERM, LONG).unwrap();
             let spec = agent.script(1, "exit 0");
-            agent.supervisor.spawn(spec).await
+            agent.start(spec).await
         };
         assert!(refused.unwrap_err().to_string().contains("being stopped"), "round {round}");
         assert_eq!(agent.exited().await.pid, pid);
-        assert_eq!(agent.supervisor.next_event().await, Event::Stopped);
+        assert_eq!(agent.next_event().await, Event::Stopped);
     }
 }
 
@@ -182,7 +181,7 @@ async fn a_tree_that_forks_while_it_is_killed_ends_too(mut agent: Agent) {
     }
     // When everything is killed in the middle of that, no process is left, and none is started later.
     let start = Instant::now();
-    agent.supervisor.stop_all(Signal::KILL, Duration::ZERO).await.unwrap();
+    agent.stop_all(Signal::KILL, Duration::ZERO).await.unwrap();
     let begotten = agent.read("begotten");
     println!("kill of a tree of some {} processes: {:?}", begotten.lines().count(), start.elapsed());
     assert!(begotten.lines().all(|pid| gone(pid.parse().unwrap())));

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-use elastic_agent::cli::{self, Dialect, Stop};
+use elastic_agent::for_tests::{Dialect, Stop, check_command_line};
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::disk::Host;
 use elastic_trainer::checkpoint::manifest::Manifest;
@@ -77,8 +77,7 @@ fn encode(manifest: Value) -> Vec<u8> {
 pub fn command_line(bytes: &[u8]) {
     let words: Vec<OsString> = bytes.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect();
     for dialect in [Dialect::Own, Dialect::Torchrun] {
-        let fresh = uuid::Uuid::from_u128(1);
-        if let Err(stop @ Stop::Usage(_)) = cli::parse(dialect, words.clone(), &|_| None, fresh) {
+        if let Err(stop @ Stop::Usage(_)) = check_command_line(dialect, words.clone()) {
             let line = stop.to_string();
             assert_eq!(line.lines().count(), 1, "one line, not {line:?}");
         }

@@ -6,9 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_agent::store::participation::{JobPaths, RendezvousStore};
-use elastic_agent::workers_store::{TcpStore, WorkersStoreLimits};
-use elastic_agent::workers::socket::WorkerSocket;
+use elastic_agent::for_tests::{JobPaths, JobStore, TcpStore, WorkerSocket, WorkersStoreLimits};
 use elastic_coordinator::embedded::MemoryStore;
 use elastic_coordinator::embedded::mvcc::Limits;
 use elastic_coordinator::etcd_v2::{EtcdV2, Keyspace, Request};
@@ -52,7 +50,7 @@ pub fn worker_socket(bytes: &[u8]) {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let (_status, status) = watch::channel(Status::default());
     let socket = runtime.block_on(async {
-        let store = RendezvousStore::Store(Arc::new(MemoryStore::start(Limits::default())));
+        let store = JobStore::Store(Arc::new(MemoryStore::start(Limits::default())));
         let keys = Keys::new("/elastic", &"J".parse().expect("an id"));
         let paths = JobPaths { keys, paths: Paths::new(DEFAULT_PREFIX, "J") };
         WorkerSocket::open(&path, store, paths, status).expect("a socket")

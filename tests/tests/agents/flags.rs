@@ -137,8 +137,8 @@ async fn workers_are_bound_to_cpus_near_their_gpus() {
         launcher.run("torchrun", &[&numa, "--nproc-per-node=2", "--no-python", "sh", "-c", tell]).await
     };
     let cpus =
-        |line: &str| line.split_whitespace().last().unwrap().parse::<elastic_agent::machine::cpus::CpuSet>().unwrap();
-    let ours = elastic_agent::machine::cpus::allowed().unwrap();
+        |line: &str| line.split_whitespace().last().unwrap().parse::<elastic_agent::for_tests::CpuSet>().unwrap();
+    let ours = elastic_agent::for_tests::allowed_cpus().unwrap();
 
     let node = bound("node").await;
     succeeded(&node);

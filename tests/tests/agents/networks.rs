@@ -39,7 +39,7 @@ impl Hosts {
         let [a, b] = &self.names;
         std::fs::write(self.files.path().join("resolv.conf"), "nameserver 127.0.0.1\n").unwrap();
         // The usual case: a host's own name leads to an address by which others reach it.
-        let own = elastic_agent::machine::identity::hostname();
+        let own = elastic_agent::for_tests::hostname();
         for host in [0, 1] {
             self.knows(host, &format!("127.0.0.1 localhost\n10.77.2.{} {own}\n", host + 1));
             std::fs::write(self.boot(host), format!("6f0e9d0c-0b0a-4f3e-8f57-00000000000{host}\n")).unwrap();
@@ -181,7 +181,7 @@ async fn gloo_is_pinned_where_the_hosts_name_leads_only_to_itself() {
     let Some(hosts) = Hosts::new("gloo") else { return };
     for host in [0, 1] {
         // Debian sets up a host like this.
-        std::fs::write(hosts.file(host), format!("127.0.1.1 {}\n", elastic_agent::machine::identity::hostname()))
+        std::fs::write(hosts.file(host), format!("127.0.1.1 {}\n", elastic_agent::for_tests::hostname()))
             .unwrap();
     }
     let job = meets(&hosts, "10.77.2.1", [&[], &[]], &[]).await;

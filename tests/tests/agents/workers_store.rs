@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
-use elastic_agent::workers_store::fence::{ADMITTED, INTRODUCTION, Known, NONCE};
+use elastic_agent::for_tests::{ADMITTED, INTRODUCTION, Known, NONCE};
 use elastic_tests::agents::{Job, LIMIT, Round, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};

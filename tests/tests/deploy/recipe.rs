@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use elastic_agent::workers::final_save;
+use elastic_agent::for_tests::FINAL_SAVE_LIMIT;
 use elastic_tests::processes::{Process, binary};
 use elastic_tests::requirement::skip;
 use elastic_tests::wait::eventually;
@@ -306,7 +306,7 @@ async fn a_script_runs_in_its_environment(site: &mut Site) {
 /// systemd's own check, where it is installed; and what a unit must leave an agent time for.
 fn units_are_sound(site: &Site) {
     let agent = Unit::read(site.machines.named("node0.example.org"), "elastic-train-agent@digits");
-    let least = Duration::from_secs(30) + final_save::LIMIT;
+    let least = Duration::from_secs(30) + FINAL_SAVE_LIMIT;
     assert!(agent.stop_timeout() >= least, "{:?} is less than stopping and saving may take", agent.stop_timeout());
 
     if !Path::new("/usr/bin/systemd-analyze").exists() {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::PathBuf;
 
-use elastic_agent::workers_store::{TcpStore, WorkersStoreLimits};
+use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
 use elastic_tests::agents::{Agent, Job, exits_within};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::requirement::skip;

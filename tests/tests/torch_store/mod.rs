@@ -7,7 +7,7 @@ use std::net::{Ipv6Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use elastic_agent::workers_store::{TcpStore, WorkersStoreLimits};
+use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
 use elastic_tests::agents::Job;
 use elastic_tests::requirement::skip;
 use elastic_tests::torch::Torch;

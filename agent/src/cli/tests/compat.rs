@@ -16,7 +16,7 @@ fn torchrun(line: &str) -> Options {
 fn each_launcher_has_its_own_defaults() {
     let options = torchrun("t");
     assert_eq!((options.workers, options.max_restarts, options.log_level), (WorkerCount::Count(1), 0, Level::WARN));
-    assert_eq!(options.rendezvous, Rendezvous::Standalone);
+    assert_eq!(options.rendezvous, StoreChoice::Standalone);
 
     let old = as_(Dialect::Torchelastic, "--rdzv_id=J t", &[]).unwrap();
     assert_eq!((old.workers, old.max_restarts, old.log_level), (WorkerCount::Auto, 3, Level::INFO));
@@ -24,7 +24,7 @@ fn each_launcher_has_its_own_defaults() {
     let variables = [("PET_MAX_RESTARTS", "100"), ("PET_NPROC_PER_NODE", "2")];
     let told = as_(Dialect::Torchelastic, "--with_etcd t", &variables).unwrap();
     assert_eq!((told.workers, told.max_restarts), (WorkerCount::Count(2), 100));
-    assert_eq!(told.rendezvous, Rendezvous::Standalone);
+    assert_eq!(told.rendezvous, StoreChoice::Standalone);
 }
 
 #[test]
@@ -116,15 +116,15 @@ fn static_nodes_meet_at_the_master_and_have_their_ranks() {
     let line = "--nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=1234 --nproc_per_node=4 t";
     let options = torchrun(line);
     let endpoint = Endpoint { host: "10.0.0.1".into(), port: 1234 };
-    assert_eq!(options.rendezvous, Rendezvous::Hosted { endpoint: endpoint.clone(), is_host: Some(false) });
+    assert_eq!(options.rendezvous, StoreChoice::Hosted { endpoint: endpoint.clone(), is_host: Some(false) });
     assert_eq!((options.place, options.local_addr, options.job.as_ref()), (Some(1), None, "none"));
 
     let first = torchrun(&line.replace("node_rank=1", "node_rank=0"));
-    assert_eq!(first.rendezvous, Rendezvous::Hosted { endpoint, is_host: Some(true) });
+    assert_eq!(first.rendezvous, StoreChoice::Hosted { endpoint, is_host: Some(true) });
     assert_eq!((first.place, first.local_addr.as_deref()), (Some(0), Some("10.0.0.1")));
 
     let by_endpoint = torchrun("--nnodes=2 --rdzv-endpoint=h --node-rank=1 t");
-    assert!(matches!(by_endpoint.rendezvous, Rendezvous::Hosted { endpoint, .. } if endpoint.port == 29500));
+    assert!(matches!(by_endpoint.rendezvous, StoreChoice::Hosted { endpoint, .. } if endpoint.port == 29500));
     let ranged = torchrun("--nnodes=1:2 t");
     assert_eq!((ranged.nodes, ranged.place), (NodeRange { min: 2, max: 2 }, Some(0)));
     assert!(ranged.warnings[0].contains("--nnodes=1:2 is taken as 2"), "{:?}", ranged.warnings);
@@ -135,9 +135,9 @@ fn one_node_alone_serves_nothing_whatever_port_it_is_told() {
     // torchrun's rule: the id is fresh unless a flag says where to meet.
     assert_eq!(torchrun("--rdzv-id=J t").job.to_string(), FRESH.to_string());
     let told = torchrun("--master_port=1234 --rdzv-id=J t");
-    assert_eq!((told.rendezvous, told.job.as_ref()), (Rendezvous::Standalone, "J"));
+    assert_eq!((told.rendezvous, told.job.as_ref()), (StoreChoice::Standalone, "J"));
     let variables = [("PET_MASTER_PORT", "1234"), ("PET_MASTER_ADDR", "localhost"), ("PET_NODE_RANK", "0")];
-    assert_eq!(as_(Dialect::Torchrun, "t", &variables).unwrap().rendezvous, Rendezvous::Standalone);
+    assert_eq!(as_(Dialect::Torchrun, "t", &variables).unwrap().rendezvous, StoreChoice::Standalone);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn command_lines_from_elsewhere_run_with_the_name_swapped() {
     // Bagua's tutorial, on a network that is trusted.
     let line = "--nnodes=1:4 --nproc_per_node=2 --rdzv_id=J --rdzv_backend=c10d --rdzv_endpoint=node0 t.py a";
     let bagua = as_(Dialect::Torchrun, line, &[("PET_INSECURE", "1")]).unwrap();
-    assert!(matches!(&bagua.rendezvous, Rendezvous::Hosted { endpoint, .. } if endpoint.port == 29400));
+    assert!(matches!(&bagua.rendezvous, StoreChoice::Hosted { endpoint, .. } if endpoint.port == 29400));
     assert_eq!(bagua.nodes, NodeRange { min: 1, max: 4 });
 
     // The ElasticJob controller puts its flags before those of the image.

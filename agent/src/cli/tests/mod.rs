@@ -13,9 +13,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::output::logs::Streams;
 use crate::output::logs::{LogDir, StreamsByRank};
-use crate::store::rendezvous::{Credentials, Tls};
+use crate::store::choice::{Credentials, Tls};
 use crate::workers_store::WorkersStoreLimits;
-use crate::workers_store::rendezvous_port::StoreHost;
+use crate::workers_store::rank0_port::StoreHost;
 
 const FRESH: Uuid = Uuid::from_u128(0x1234);
 
@@ -51,7 +51,7 @@ fn mistake_with(line: &str, env: &[(&str, &str)]) -> String {
 
 fn etcd_endpoints(options: &Options) -> Vec<String> {
     match &options.rendezvous {
-        Rendezvous::Etcd { endpoints, .. } => endpoints.iter().map(ToString::to_string).collect(),
+        StoreChoice::Etcd { endpoints, .. } => endpoints.iter().map(ToString::to_string).collect(),
         other => panic!("{other:?}"),
     }
 }
@@ -61,7 +61,7 @@ fn a_script_alone_runs_once_on_one_node() {
     let options = run("train.py --epochs 3");
     assert_eq!(options.nodes, NodeRange { min: 1, max: 1 });
     assert_eq!(options.workers, WorkerCount::Count(1));
-    assert_eq!(options.rendezvous, Rendezvous::Standalone);
+    assert_eq!(options.rendezvous, StoreChoice::Standalone);
     assert_eq!(options.job.to_string(), FRESH.to_string());
     assert_eq!((options.max_restarts, options.restart_policy), (0, RestartPolicy::Failures));
     assert_eq!(options.program.kind, ProgramKind::Script);
@@ -168,7 +168,7 @@ fn the_address_that_is_bound_is_told_unless_another_is_given() {
 #[test]
 fn tls_and_users_reach_etcd() {
     let rendezvous = |flags: &str| match etcd(flags).rendezvous {
-        Rendezvous::Etcd { tls, credentials, .. } => (tls, credentials),
+        StoreChoice::Etcd { tls, credentials, .. } => (tls, credentials),
         other => panic!("{other:?}"),
     };
     let tls = Tls { ca: Some("ca".into()), client: Some(("c".into(), "k".into())) };
@@ -197,21 +197,22 @@ fn endpoints_have_default_ports_and_may_be_several() {
         assert_eq!(etcd_endpoints(&etcd(flags)).join(" "), expected, "{flags}");
     }
     let hosted = |line: &str| run(line).rendezvous;
-    let at = |host: &str, port, is_host| Rendezvous::Hosted { endpoint: Endpoint { host: host.into(), port }, is_host };
+    let at =
+        |host: &str, port, is_host| StoreChoice::Hosted { endpoint: Endpoint { host: host.into(), port }, is_host };
     assert_eq!(hosted("--rdzv-backend=c10d --nnodes=2 t"), at("localhost", 29400, None));
     assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=n0 --insecure t"), at("n0", 29400, None));
     let told = hosted("--rdzv-backend=c10d --rdzv-endpoint=n0:5 --insecure --rdzv-conf is_host=true,read_timeout=60 t");
     assert_eq!(told, at("n0", 5, Some(true)));
-    assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=localhost:0 t"), Rendezvous::Standalone);
+    assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=localhost:0 t"), StoreChoice::Standalone);
 }
 
 #[test]
 fn standalone_overrides_what_stands_beside_it_and_says_so() {
     let options = run("--standalone --rdzv-backend=etcd --rdzv-endpoint=h:1 --rdzv-id=J --nnodes=1:4 t");
-    assert_eq!(options.rendezvous, Rendezvous::Standalone);
+    assert_eq!(options.rendezvous, StoreChoice::Standalone);
     assert_eq!((options.job.as_ref(), options.nodes.max), (FRESH.to_string().as_str(), 1));
     assert_eq!(options.warnings.len(), 4, "{:?}", options.warnings);
-    assert_eq!(run("--with_etcd t").rendezvous, Rendezvous::Standalone);
+    assert_eq!(run("--with_etcd t").rendezvous, StoreChoice::Standalone);
     // A value that is not used cannot be wrong. It may come from a variable that is set for all jobs of a cluster.
     assert_eq!(run_with("--standalone t", &[("PET_RDZV_ID", "a/b")]).unwrap().warnings, [""; 0]);
 }
@@ -233,7 +234,7 @@ fn flags_may_be_spelled_with_underscores_and_be_shortened() {
     ] {
         assert_eq!(run(line), full, "{line}");
     }
-    assert_eq!(run("--nnode=1 --stand t").rendezvous, Rendezvous::Standalone);
+    assert_eq!(run("--nnode=1 --stand t").rendezvous, StoreChoice::Standalone);
 }
 
 #[test]

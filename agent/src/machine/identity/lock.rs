@@ -1,17 +1,19 @@
 //! One name's lock: a file that is locked with flock and names its holder.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::Pid;
 use uuid::Uuid;
 
 use super::IdentityError;
 use super::runtime::{Directory, refuse};
+use crate::guard::tree;
 
 /// How often a lock file may vanish between opening and locking it. If it vanishes more often, that is no coincidence.
 const MOST_REPLACEMENTS: u32 = 10;
@@ -19,7 +21,7 @@ const MOST_REPLACEMENTS: u32 = 10;
 /// The agent that a lock file names. The holder writes the file, for messages, and so that a living agent is distinguished
 /// from an agent whose guard is still ending its processes. The lock itself decides who holds the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
+pub(crate) struct Holder {
     /// Its process id.
     pub pid: u32,
     /// When it started, in clock ticks since boot. This tells it from a later process with the same pid.
@@ -45,7 +47,7 @@ impl Holder {
     }
 
     /// Whether the agent itself still runs.
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         start_time(self.pid) == Some(self.start)
     }
 }
@@ -57,26 +59,16 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The process's start time: field 22 of `/proc/<pid>/stat`. None if the process is gone, or only waits to be reaped.
+/// The process's start time. None if the process is gone, or only waits to be reaped.
 fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name is in parentheses and may hold any characters. The fields after the last parenthesis are
-    // plain.
-    let (_, after) = stat.rsplit_once(')')?;
-    let mut fields = after.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X" | "x") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
+    let process = tree::process(Pid::from_raw(pid.cast_signed())?)?;
+    (!process.is_zombie()).then_some(process.started)
 }
 
 /// A locked name. It stays locked until this descriptor and all its duplicates are closed.
 #[derive(Debug)]
 pub(super) struct NameLock {
     fd: OwnedFd,
-    device: u64,
-    inode: u64,
 }
 
 /// The result of one try to lock a name.
@@ -100,11 +92,6 @@ impl NameLock {
             }
         }
         Err(refuse(&path, "the file is deleted again and again".into()))
-    }
-
-    /// Device and inode of the file.
-    pub(super) fn file_id(&self) -> String {
-        format!("{:x}:{}", self.device, self.inode)
     }
 }
 
@@ -142,7 +129,7 @@ fn once(directory: &Directory, file_name: &str, incarnation: Uuid) -> io::Result
     let holder = Holder::this_process(incarnation);
     file.set_len(0)?;
     file.write_all_at(format!("{} {} {}\n", holder.pid, holder.start, holder.incarnation).as_bytes(), 0)?;
-    Ok(Some(Attempt::Locked(NameLock { fd: file.into(), device: stat.st_dev, inode: stat.st_ino })))
+    Ok(Some(Attempt::Locked(NameLock { fd: file.into() })))
 }
 
 fn read_holder(file: &File) -> Option<Holder> {

@@ -21,12 +21,12 @@ use std::time::Duration;
 use elastic_coordinator::time::Time;
 use uuid::Uuid;
 
-pub use lock::Holder;
+pub(crate) use lock::Holder;
 use lock::{Attempt, NameLock};
-pub use runtime::RuntimeDir;
+pub(crate) use runtime::RuntimeDir;
 
 /// How long an agent waits for its predecessor's processes to be gone.
-pub const PATIENCE: Duration = Duration::from_secs(15);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 /// The most agents of one job on one host that may run without `--node-name`.
 const MOST_SLOTS: u32 = 1000;
 /// flock cannot wait with a deadline, so a held lock is tried again this often.
@@ -34,7 +34,7 @@ const RETRY: Duration = Duration::from_millis(20);
 
 /// Why an agent could not get an identity.
 #[derive(Debug, thiserror::Error)]
-pub enum IdentityError {
+pub(crate) enum IdentityError {
     /// Another agent holds the name.
     #[error(
         "node name `{name}` is in use on this host: {holder} still holds it after {waited:?}; if the agent was started \
@@ -69,7 +69,7 @@ pub enum IdentityError {
 
 /// The request for an identity.
 #[derive(Debug, Clone)]
-pub struct Claim<'a> {
+pub(crate) struct NameRequest<'a> {
     /// The job's id. Each job has its own names.
     pub job: &'a str,
     /// `--node-name`. Without it the agent takes the first free slot of the host's name.
@@ -85,7 +85,7 @@ const SOCKET: &str = ".sock";
 
 /// This node's identity. Dropping it gives up the name, unless a duplicate of the lock's descriptor is still open.
 #[derive(Debug)]
-pub struct NodeIdentity {
+pub(crate) struct NodeIdentity {
     /// The node's name, unique in the job on this machine.
     pub name: String,
     /// This agent process.
@@ -113,7 +113,7 @@ impl NodeIdentity {
     ///
     /// # Errors
     /// The name is held, or there is no safe place for its lock.
-    pub fn claim(claim: &Claim<'_>) -> Result<NodeIdentity, IdentityError> {
+    pub(crate) fn claim(claim: &NameRequest<'_>) -> Result<NodeIdentity, IdentityError> {
         let boot_id = boot_id()?;
         let host = hostname();
         let incarnation = Uuid::new_v4();
@@ -129,20 +129,13 @@ impl NodeIdentity {
     /// The lock's descriptor, which is closed on exec. The guard is given a duplicate (`dup` without close-on-exec).
     /// The name is free when the last duplicate is closed. Never unlock the descriptor: that would free the name
     /// although the other duplicates are still open.
-    pub fn lock_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn lock_fd(&self) -> BorrowedFd<'_> {
         self.lock.as_fd()
-    }
-
-    /// An id of the lock itself. It is equal for two agents exactly if they competed for the same lock. Two containers
-    /// can share a machine id and a node name without sharing a lock. Then holding the lock proves nothing about the
-    /// other container.
-    pub fn lock_id(&self) -> String {
-        format!("{}:{}", self.boot_id, self.lock.file_id())
     }
 
     /// Gives up the name and removes its file, and the job's directory if no other agent of the job is on this host. The
     /// workers must be gone: an agent that makes the file again has the name at once.
-    pub fn retire(self) {
+    pub(crate) fn retire(self) {
         // This is only tidying. A file that cannot be removed goes with the next boot.
         self.remove_sockets();
         let _ = fs::remove_file(self.directory.join(lock::file_name(&self.name)));
@@ -151,7 +144,7 @@ impl NodeIdentity {
 
     /// A path for the workers' socket that no agent has had. Sockets that killed agents of this node have left are
     /// removed: who holds the name is its only agent, and has none of their workers.
-    pub fn fresh_socket(&self) -> PathBuf {
+    pub(crate) fn fresh_socket(&self) -> PathBuf {
         self.remove_sockets();
         let fresh = &Uuid::new_v4().simple().to_string()[..6];
         self.directory.join(format!("{}{fresh}{SOCKET}", runtime::socket_prefix(&self.name)))
@@ -168,7 +161,7 @@ impl NodeIdentity {
     }
 
     /// This job's directory on this host, for sockets. Only this user can write in it.
-    pub fn runtime_dir(&self) -> &Path {
+    pub(crate) fn runtime_dir(&self) -> &Path {
         &self.directory
     }
 }
@@ -179,7 +172,7 @@ pub fn hostname() -> String {
 }
 
 /// This host's name as a node's: what an agent without `--node-name` takes first.
-pub fn host_node_name() -> String {
+pub(crate) fn host_node_name() -> String {
     node_name(&hostname())
 }
 
@@ -264,6 +257,6 @@ fn machine_id(files: &[&Path], boot_id: &str) -> String {
 }
 
 /// The runtime directory of this process: see [`RuntimeDir::of`].
-pub fn process_runtime_dir() -> RuntimeDir {
+pub(crate) fn process_runtime_dir() -> RuntimeDir {
     RuntimeDir::of(&|name: &str| -> Option<OsString> { std::env::var_os(name) }, rustix::process::geteuid().as_raw())
 }

@@ -14,7 +14,7 @@ const LONGEST_NAME: usize = 40;
 
 /// Where runtime files are kept on this host: in the first of these places that can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RuntimeDir {
+pub(crate) struct RuntimeDir {
     places: Vec<Candidate>,
 }
 
@@ -28,7 +28,7 @@ struct Candidate {
 
 impl RuntimeDir {
     /// `$XDG_RUNTIME_DIR/elastic-agent`, then for root `/run/elastic-agent`, then `/tmp/elastic-agent-<uid>`.
-    pub fn of(env: &dyn Fn(&str) -> Option<OsString>, uid: u32) -> RuntimeDir {
+    pub(crate) fn of(env: &dyn Fn(&str) -> Option<OsString>, uid: u32) -> RuntimeDir {
         // The specification demands an absolute path, and says to ignore any other.
         let xdg = env("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
         let run = (uid == 0).then(|| PathBuf::from("/run"));
@@ -37,7 +37,8 @@ impl RuntimeDir {
     }
 
     /// Only `<base>/elastic-agent`.
-    pub fn under(base: impl Into<PathBuf>) -> RuntimeDir {
+    #[cfg(test)]
+    pub(crate) fn under(base: impl Into<PathBuf>) -> RuntimeDir {
         RuntimeDir { places: vec![Candidate::under(base.into())] }
     }
 

@@ -11,8 +11,14 @@ use super::*;
 const SHORT: Duration = Duration::from_millis(60);
 const LONG: Duration = Duration::from_secs(30);
 
-fn claim<'a>(base: &Path, node_name: Option<&'a str>, patience: Duration) -> Claim<'a> {
-    Claim { job: "J", node_name, runtime: RuntimeDir::under(base), patience }
+fn claim<'a>(base: &Path, node_name: Option<&'a str>, patience: Duration) -> NameRequest<'a> {
+    NameRequest { job: "J", node_name, runtime: RuntimeDir::under(base), patience }
+}
+
+/// Device and inode of the file that is locked.
+fn lock_file(identity: &NodeIdentity) -> (u64, u64) {
+    let stat = rustix::fs::fstat(identity.lock_fd()).unwrap();
+    (stat.st_dev, stat.st_ino)
 }
 
 fn take(base: &Path, node_name: Option<&str>, patience: Duration) -> Result<NodeIdentity, IdentityError> {
@@ -97,14 +103,14 @@ fn agents_without_names_take_the_first_free_slots() {
     let first = take(base.path(), None, SHORT).unwrap();
     let second = take(base.path(), None, SHORT).unwrap();
     assert_eq!((first.name.as_str(), second.name.as_str()), (host.as_str(), format!("{host}-2").as_str()));
-    assert_ne!(first.lock_id(), second.lock_id());
+    assert_ne!(lock_file(&first), lock_file(&second));
     // When the first ends, the next takes its slot, and its very lock.
-    let lock = first.lock_id();
+    let lock = lock_file(&first);
     drop(first);
     let third = take(base.path(), None, SHORT).unwrap();
-    assert_eq!((third.name.as_str(), lock), (host.as_str(), third.lock_id()));
+    assert_eq!((third.name.as_str(), lock), (host.as_str(), lock_file(&third)));
     // Each job has its own names.
-    let other = NodeIdentity::claim(&Claim { job: "K", ..claim(base.path(), Some("x"), SHORT) }).unwrap();
+    let other = NodeIdentity::claim(&NameRequest { job: "K", ..claim(base.path(), Some("x"), SHORT) }).unwrap();
     assert!(take(base.path(), Some("x"), SHORT).is_ok());
     drop(other);
 }
@@ -197,7 +203,7 @@ fn a_file_that_was_swept_away_leaves_no_two_holders_of_one_lock() {
     let old = take(base.path(), Some("a"), SHORT).unwrap();
     fs::remove_file(old.runtime_dir().join("a.lock")).unwrap();
     let new = take(base.path(), Some("a"), SHORT).unwrap();
-    assert_ne!(old.lock_id(), new.lock_id());
+    assert_ne!(lock_file(&old), lock_file(&new));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::machine::devices::{Gpus, Visible};
 
 /// How near to its GPU a worker is bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Affinity {
+pub(crate) enum Affinity {
     /// The CPUs of the GPU's NUMA node.
     Node,
     /// The CPUs of all NUMA nodes of the GPU's socket.
@@ -27,7 +27,7 @@ pub enum Affinity {
 
 /// Why workers cannot be bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NumaError {
+pub(crate) enum NumaError {
     /// The worker has no GPU.
     #[error("--numa-binding: worker {local_rank} has no GPU: {why}; start fewer workers, or leave it out")]
     NoGpu {
@@ -98,7 +98,7 @@ struct Topology {
 ///
 /// # Errors
 /// [`NumaError`] says why the workers cannot be bound.
-pub fn bind(
+pub(crate) fn bind(
     affinity: Affinity,
     workers: u32,
     gpus: &Gpus,

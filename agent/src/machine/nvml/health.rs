@@ -14,7 +14,7 @@ const CORE: c_uint = 0;
 
 /// A GPU's health and load. What the driver or the GPU does not tell is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GpuHealth {
+pub(crate) struct GpuHealth {
     /// Memory errors that were not corrected since the driver was loaded.
     pub uncorrected_errors: Option<u64>,
     /// Whether pages of memory are to be retired at the next reset; GPUs before Ampere.
@@ -38,7 +38,7 @@ pub struct GpuHealth {
 /// A GPU's memory in bytes: `nvmlMemory_t`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GpuMemory {
+pub(crate) struct GpuMemory {
     /// All of it.
     pub total: u64,
     /// What can still be had.
@@ -100,7 +100,7 @@ impl Nvml {
     ///
     /// # Errors
     /// There is none of this index, or it does not answer.
-    pub fn health(&self, index: u32) -> Result<GpuHealth, NvmlError> {
+    pub(crate) fn health(&self, index: u32) -> Result<GpuHealth, NvmlError> {
         let handle = self.handle(index)?;
         // A GPU that is lost answers nothing: its name shows that better than what it may not support anyway.
         self.device(index)?;

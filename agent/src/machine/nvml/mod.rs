@@ -12,7 +12,9 @@ use std::path::Path;
 
 mod health;
 
-pub use health::{GpuHealth, GpuMemory};
+pub(crate) use health::GpuHealth;
+#[cfg(test)]
+pub(crate) use health::GpuMemory;
 
 /// The name under which the driver installs the library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -27,7 +29,7 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 
 /// Why the library gives no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NvmlError {
+pub(crate) enum NvmlError {
     /// It is not installed, or cannot be loaded.
     #[error("cannot load NVIDIA's management library: {0}; is the driver installed, and visible in this container?")]
     Absent(String),
@@ -48,7 +50,7 @@ pub enum NvmlError {
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub(crate) struct Device {
     /// NVML's index, in order of PCI addresses. It is certainly CUDA's index too only with
     /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     pub index: u32,
@@ -60,7 +62,7 @@ pub struct Device {
 
 /// A process with a compute context on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ComputeProcess {
+pub(crate) struct ComputeProcess {
     /// Its id as the driver sees it. In a container this is often the id in the host's namespace.
     pub pid: u32,
     /// Its memory on the GPU in bytes, where the driver knows it.
@@ -93,7 +95,7 @@ struct ProcessInfo {
 
 /// The initialised library. Dropping this shuts it down. Its functions may be called from any thread.
 #[derive(Debug)]
-pub struct Nvml {
+pub(crate) struct Nvml {
     shutdown: unsafe extern "C" fn() -> c_int,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     count: unsafe extern "C" fn(*mut c_uint) -> c_int,
@@ -109,7 +111,7 @@ impl Nvml {
     ///
     /// # Errors
     /// There is none, it is too old, or the driver does not answer.
-    pub fn load() -> Result<Nvml, NvmlError> {
+    pub(crate) fn load() -> Result<Nvml, NvmlError> {
         Nvml::load_from(Path::new(LIBRARY))
     }
 
@@ -117,7 +119,7 @@ impl Nvml {
     ///
     /// # Errors
     /// As [`Nvml::load`].
-    pub fn load_from(library: &Path) -> Result<Nvml, NvmlError> {
+    pub(crate) fn load_from(library: &Path) -> Result<Nvml, NvmlError> {
         let library = Library::open(library)?;
         // SAFETY: the types are those of NVML's API reference for these names.
         let (init, nvml) = unsafe {
@@ -152,7 +154,7 @@ impl Nvml {
     ///
     /// # Errors
     /// The driver's error.
-    pub fn device_count(&self) -> Result<u32, NvmlError> {
+    pub(crate) fn device_count(&self) -> Result<u32, NvmlError> {
         let mut count = 0;
         // SAFETY: the pointer leads to a place for the number.
         self.check("nvmlDeviceGetCount_v2", unsafe { (self.count)(&raw mut count) })?;
@@ -163,7 +165,7 @@ impl Nvml {
     ///
     /// # Errors
     /// The driver's error. If one GPU has fallen off the bus, the whole call fails.
-    pub fn devices(&self) -> Result<Vec<Device>, NvmlError> {
+    pub(crate) fn devices(&self) -> Result<Vec<Device>, NvmlError> {
         (0..self.device_count()?).map(|index| self.device(index)).collect()
     }
 
@@ -171,7 +173,7 @@ impl Nvml {
     ///
     /// # Errors
     /// There is none of this index, or it does not answer.
-    pub fn device(&self, index: u32) -> Result<Device, NvmlError> {
+    pub(crate) fn device(&self, index: u32) -> Result<Device, NvmlError> {
         let handle = self.handle(index)?;
         let mut uuid = [0; UUID_ROOM];
         // SAFETY: the buffer is as long as the call says.
@@ -188,7 +190,7 @@ impl Nvml {
     ///
     /// # Errors
     /// There is no GPU of this index, or it does not answer.
-    pub fn compute_processes(&self, index: u32) -> Result<Vec<ComputeProcess>, NvmlError> {
+    pub(crate) fn compute_processes(&self, index: u32) -> Result<Vec<ComputeProcess>, NvmlError> {
         let handle = self.handle(index)?;
         let mut room = 32;
         loop {

@@ -13,7 +13,7 @@ use super::judge::Reading;
 use super::peers::{self, BitRate, Peer, Tried};
 
 /// Where the job's records are, and who asks.
-pub struct Joining<'a> {
+pub(crate) struct Joining<'a> {
     /// The store.
     pub store: &'a Arc<dyn Store>,
     /// The job.

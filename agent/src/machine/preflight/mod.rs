@@ -8,21 +8,21 @@
 //! | `measure` | has nodes of the job pour bytes to this machine |
 //! | [`peers`] | which nodes, and what their rates mean, purely |
 
-pub mod judge;
+pub(crate) mod judge;
 mod look;
 mod measure;
-pub mod peers;
+pub(crate) mod peers;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use judge::{Finding, State};
-pub use measure::Joining;
+pub(crate) use measure::Joining;
 use peers::BitRate;
 
 /// What is checked before the node joins. By default nothing is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PreflightOptions {
+pub(crate) struct PreflightOptions {
     /// The built-in checks.
     pub built_in: bool,
     /// A command of the user's own, for the shell.
@@ -34,11 +34,11 @@ pub struct PreflightOptions {
 }
 
 /// How long the checks may take unless something else is asked for.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What the checks need to know of the node.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub(crate) struct Node {
     /// Folders for logs and for temporary files.
     pub folders: Vec<PathBuf>,
     /// How many workers it will have.
@@ -59,13 +59,13 @@ impl Node {
 /// This machine must not join.
 #[derive(Debug, thiserror::Error)]
 #[error("this machine is not fit to take part (--preflight): {}", .0.join("; "))]
-pub struct Unfit(Vec<String>);
+pub(crate) struct Unfit(Vec<String>);
 
 /// Looks at this machine, and logs each finding.
 ///
 /// # Errors
 /// It is not fit: every finding that says so, and what to do.
-pub async fn pass(options: &PreflightOptions, node: Node) -> Result<(), Unfit> {
+pub(crate) async fn pass(options: &PreflightOptions, node: Node) -> Result<(), Unfit> {
     let mut findings = Vec::new();
     if options.built_in {
         findings.extend(judge::all(&look::readings(node, options.timeout).await));
@@ -80,7 +80,7 @@ pub async fn pass(options: &PreflightOptions, node: Node) -> Result<(), Unfit> {
 ///
 /// # Errors
 /// It is too low from each.
-pub async fn pass_peers(options: &PreflightOptions, joining: &Joining<'_>) -> Result<(), Unfit> {
+pub(crate) async fn pass_peers(options: &PreflightOptions, joining: &Joining<'_>) -> Result<(), Unfit> {
     let Some(needed) = options.peer_bandwidth else { return Ok(()) };
     let tried = joining.try_peers(needed, options.timeout).await;
     conclude(&[peers::verdict(&tried, needed)])

@@ -17,6 +17,17 @@ pub enum LogDir {
     Disabled,
 }
 
+/// The names in the log directory and in the text before a line.
+#[derive(Debug, Clone, Default)]
+pub struct LogNames {
+    /// The job's id.
+    pub run_id: String,
+    /// `--role`.
+    pub role: String,
+    /// This host's name.
+    pub hostname: String,
+}
+
 /// Where the workers' output goes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LogOptions {
@@ -28,7 +39,8 @@ pub struct LogOptions {
     pub tee: StreamsByRank,
     /// The local ranks whose output reaches the console. None: all.
     pub console_ranks: Option<BTreeSet<u32>>,
-    /// The text before each line of a tee'd stream on the console. None: torchrun's text.
+    /// The text before each line of a tee'd stream on the console, with `${role_name}`, `${local_rank}`, `${rank}` and
+    /// `${hostname}`. None: torchrun's `[${role_name}${local_rank}]:`.
     pub prefix: Option<String>,
     /// Lines of tee'd standard outputs with these words are copied to a file of their own.
     pub duplicate_stdout: Option<Needles>,

@@ -34,14 +34,14 @@ const LAST_BYTES: Duration = Duration::from_millis(100);
 
 /// Those who read at present.
 #[derive(Debug)]
-pub struct LogReaders {
+pub(crate) struct LogReaders {
     closing: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
 impl LogReaders {
     /// Answers requests until the agent's end. Must be called within a tokio runtime.
-    pub fn start(history: History, mut requests: mpsc::Receiver<LogRequest>) -> LogReaders {
+    pub(crate) fn start(history: History, mut requests: mpsc::Receiver<LogRequest>) -> LogReaders {
         let (closing, mut ends) = watch::channel(false);
         let task = tokio::spawn(async move {
             let mut readers = JoinSet::new();
@@ -66,7 +66,7 @@ impl LogReaders {
 
     /// Lets those who follow read to the end, now that all workers have ended. A reader that takes longer than `patience`
     /// misses the rest.
-    pub async fn finish(self, patience: Duration) {
+    pub(crate) async fn finish(self, patience: Duration) {
         self.closing.send_replace(true);
         let _ = timeout(patience, self.task).await;
     }

@@ -9,6 +9,6 @@
 //!  OOM counters ─┘
 //! ```
 
-pub mod judge;
-pub mod recorded;
-pub mod report;
+pub(crate) mod judge;
+pub(crate) mod recorded;
+pub(crate) mod report;

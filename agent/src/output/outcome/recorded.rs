@@ -17,7 +17,7 @@ const LIMIT: u64 = 4 << 20;
 
 /// The failure that a worker recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Recorded {
+pub(crate) struct Recorded {
     /// The exception.
     pub message: String,
     /// Where it was raised.
@@ -27,7 +27,7 @@ pub struct Recorded {
 impl Recorded {
     /// Reads an error file. `None` if there is none, or if it is unreadable, cut short, too large, or of another shape.
     /// That is no error, because a worker's report is one source among several.
-    pub fn read(path: &Path) -> Option<Recorded> {
+    pub(crate) fn read(path: &Path) -> Option<Recorded> {
         // A pipe of this name must not block the agent.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
         let metadata = file.metadata().ok()?;
@@ -40,7 +40,7 @@ impl Recorded {
     }
 
     /// Reads an error file's content.
-    pub fn parse(bytes: &[u8]) -> Option<Recorded> {
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Recorded> {
         let json: Value = serde_json::from_slice(bytes).ok()?;
         let message = json.get("message")?;
         if let Some(text) = message.as_str() {
@@ -64,7 +64,7 @@ impl Recorded {
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn hand_up(cause: &Failure, path: &Path) -> io::Result<()> {
+pub(crate) fn hand_up(cause: &Failure, path: &Path) -> io::Result<()> {
     let callstack = cause.traceback.clone().unwrap_or_else(|| cause.stderr.join("\n"));
     let seconds = cause.at_ms.unwrap_or_default() / 1000;
     let mut message = json!({

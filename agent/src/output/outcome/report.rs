@@ -16,7 +16,7 @@ const VERSION: u32 = 1;
 
 /// What the agent prints at its end: `--report`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ReportForm {
+pub(crate) enum ReportForm {
     /// Text for people, on standard error.
     #[default]
     Text,
@@ -50,19 +50,19 @@ enum Outcome {
 }
 
 /// Exit code of an agent that left as planned while its job was not over. A signal or its operator asked it to leave.
-pub const LEFT: u8 = 3;
+pub(crate) const LEFT: u8 = 3;
 
 /// Exit code if the operator closed the job.
-pub const CLOSED: u8 = 4;
+pub(crate) const CLOSED: u8 = 4;
 
 /// Exit code if the job has failed. The result is final: an agent that is started again would begin the job again, with
 /// a new budget. An agent that could not take part, or that met an unexpected error, exits with 1 and may be
 /// started again.
-pub const JOB_FAILED: u8 = 5;
+pub(crate) const JOB_FAILED: u8 = 5;
 
 /// What an agent reports at its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// The version of the report's shape.
     report: u32,
     job: String,
@@ -76,7 +76,7 @@ pub struct Report {
 
 impl Report {
     /// The report of how the job, or this node's part in it, ended. `alone`: the job has no other nodes.
-    pub fn of_end(job: &str, end: &End, alone: bool) -> Report {
+    pub(crate) fn of_end(job: &str, end: &End, alone: bool) -> Report {
         let (result, cause, reason) = match end {
             End::Succeeded => (Outcome::Succeeded, None, "the job has succeeded"),
             End::Failed(cause, reason) => (Outcome::Failed, cause.clone(), reason.as_str()),
@@ -92,7 +92,7 @@ impl Report {
     }
 
     /// The report of an error that kept this node from taking part at all.
-    pub fn of_error(job: &str, error: &anyhow::Error) -> Report {
+    pub(crate) fn of_error(job: &str, error: &anyhow::Error) -> Report {
         Report::new(job, Outcome::Error, &format!("{error:#}"), None)
     }
 
@@ -108,28 +108,28 @@ impl Report {
     }
 
     /// The job's root cause, if it failed and the cause is known.
-    pub fn cause(&self) -> Option<&Failure> {
+    pub(crate) fn cause(&self) -> Option<&Failure> {
         self.cause.as_ref()
     }
 
     /// The same report with torchrun's exit codes: 0 for success and 1 for everything else.
     #[must_use]
-    pub fn as_torchrun(self) -> Report {
+    pub(crate) fn into_torchrun(self) -> Report {
         Report { exit_code: u8::from(!self.success()), ..self }
     }
 
     /// The process's exit code: 0 if the job succeeded, [`LEFT`], [`CLOSED`], [`JOB_FAILED`], else 1.
-    pub fn exit_code(&self) -> u8 {
+    pub(crate) fn exit_code(&self) -> u8 {
         self.exit_code
     }
 
     /// Whether the job succeeded.
-    pub fn success(&self) -> bool {
+    pub(crate) fn success(&self) -> bool {
         self.result == Outcome::Succeeded
     }
 
     /// The report for programs: one line, described in `docs/logs-and-errors.md`.
-    pub fn json(&self) -> String {
+    pub(crate) fn json(&self) -> String {
         // The report holds only strings and numbers, so this cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
@@ -313,7 +313,7 @@ mod tests {
             let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
             assert_eq!((json["result"].as_str(), report.exit_code()), (Some(result), code));
             assert_eq!(json["exit_code"], code);
-            assert_eq!(report.as_torchrun().exit_code(), u8::from(code != 0));
+            assert_eq!(report.into_torchrun().exit_code(), u8::from(code != 0));
         }
         let alone = Report::of_end("j", &End::Drained, true);
         assert_eq!(alone.to_string(), "elastic-agent: this node has left the job, which has no other\n");

@@ -32,7 +32,7 @@ type Timings = Family<Labels, Histogram, fn() -> Histogram>;
 type Seconds = Gauge<f64, AtomicU64>;
 
 /// All metrics of an agent.
-pub struct Metrics {
+pub(crate) struct Metrics {
     registry: Registry,
     stages: Mutex<Stages>,
     rounds: Family<Labels, Counter>,
@@ -66,7 +66,7 @@ fn call_buckets() -> Histogram {
 
 impl Metrics {
     /// Those of this job's agent on this node, before it has joined; and of the certificates by which it speaks with others.
-    pub fn new(job: &str, node: &str, tls: Option<MutualTls>) -> Arc<Metrics> {
+    pub(crate) fn new(job: &str, node: &str, tls: Option<MutualTls>) -> Arc<Metrics> {
         let labels = [("job", job), ("node", node)].map(|(name, value)| (name.into(), value.to_owned().into()));
         let mut registry = Registry::with_prefix_and_labels("elastic_agent", labels.into_iter());
         let forming = round_buckets();
@@ -117,7 +117,7 @@ impl Metrics {
     }
 
     /// Hears of the agent's requests to the store.
-    pub fn observer(self: &Arc<Metrics>) -> CallObserver {
+    pub(crate) fn observer(self: &Arc<Metrics>) -> CallObserver {
         let metrics = Arc::clone(self);
         Arc::new(move |call, ok, took| {
             let outcome = if ok { "ok" } else { "error" };
@@ -127,7 +127,7 @@ impl Metrics {
     }
 
     /// Hears of the job's goodput, if this node is the one that exports it.
-    pub fn goodput_observer(self: &Arc<Metrics>) -> GoodputObserver {
+    pub(crate) fn goodput_observer(self: &Arc<Metrics>) -> GoodputObserver {
         let metrics = Arc::clone(self);
         Arc::new(move |goodput| match goodput {
             Some(goodput) => {
@@ -138,7 +138,7 @@ impl Metrics {
     }
 
     /// Follows the round and the workers for as long as the agent runs.
-    pub async fn follow(
+    pub(crate) async fn follow(
         self: Arc<Metrics>,
         mut status: watch::Receiver<Status>,
         mut group: watch::Receiver<GroupState>,

@@ -11,7 +11,7 @@ use crate::output::template;
 
 /// How PROGRAM is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProgramKind {
+pub(crate) enum ProgramKind {
     /// `python -u PROGRAM`.
     Script,
     /// `python -u -m PROGRAM`.
@@ -24,7 +24,7 @@ pub enum ProgramKind {
 
 /// The program that a worker runs, as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Program {
+pub(crate) struct Program {
     /// How the program is run.
     pub kind: ProgramKind,
     /// PROGRAM.
@@ -35,7 +35,7 @@ pub struct Program {
 
 /// Why a program cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CommandError {
+pub(crate) enum CommandError {
     /// There is no Python to run the script with.
     #[error(
         "no Python to run {script:?} with: neither python3 nor python is on PATH; set PYTHON_EXEC or VIRTUAL_ENV, or \
@@ -75,7 +75,7 @@ pub enum CommandError {
 
 /// The command that every worker of this node runs. Macros in its arguments are not expanded yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkerCommand {
+pub(crate) struct WorkerCommand {
     /// The program to execute.
     pub program: PathBuf,
     args: Vec<OsString>,
@@ -87,7 +87,7 @@ impl WorkerCommand {
     ///
     /// # Errors
     /// There is no interpreter, or the script or program is missing or not executable.
-    pub fn resolve(
+    pub(crate) fn resolve(
         program: &Program,
         env: &dyn Fn(&str) -> Option<OsString>,
         agent: Option<&Path>,
@@ -120,7 +120,7 @@ impl WorkerCommand {
     }
 
     /// One worker's arguments, without the program itself.
-    pub fn args(&self, local_rank: u32, rank: u32) -> Vec<OsString> {
+    pub(crate) fn args(&self, local_rank: u32, rank: u32) -> Vec<OsString> {
         self.args.iter().map(|arg| expand(arg, local_rank, rank)).collect()
     }
 }

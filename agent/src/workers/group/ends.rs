@@ -10,19 +10,19 @@ use elastic_coordinator::time::Time;
 use elastic_coordinator::time::date;
 
 use super::phase::{ExitMeans, Input};
-use super::{Group, LAST_LINES, WorkerProcess};
+use super::{LAST_LINES, LocalGroup, WorkerProcess};
 use crate::guard::Exit;
 use crate::output::events;
 use crate::output::outcome::judge::{Evidence, judge};
 use crate::output::outcome::recorded::Recorded;
+use crate::workers::guard_client::Exited;
 use crate::workers::signals;
 use crate::workers::socket::WorkerSocket;
-use crate::workers::supervisor::Exited;
 
 /// A program that ends so soon has hardly got beyond what each start does.
 const START: Duration = Duration::from_secs(60);
 
-impl Group {
+impl LocalGroup {
     /// The node lost its workers. This is a change of membership, not a failure of the workers.
     pub(super) fn lost(&self, message: String) -> GroupReport {
         let failure = self.failure(FailureClass::Lost, message).bounded();
@@ -67,7 +67,7 @@ impl Group {
         let mut failure = self.explain(exited, socket).await?;
         // It may be only by chance that this exit was seen first. A worker that failed by itself takes precedence over
         // one that the agent stopped or that lost its peers.
-        let others = self.supervisor.exited_meanwhile().await;
+        let others = self.guard.exited_meanwhile().await;
         for other in &others {
             self.note(*other);
         }

@@ -27,24 +27,24 @@ use crate::machine::shortage::Shortage;
 use crate::output::events::{self, Events};
 use crate::output::logs::{History, Logs, WorkerLogs};
 use crate::workers::command::WorkerCommand;
+use crate::workers::guard_client::{Event, GuardClient, GuardClientError, Refused, SpawnError};
 use crate::workers::signals::Handled;
 use crate::workers::socket::{RoundRequest, WorkerSocket};
-use crate::workers::supervisor::{Event, Refused, SpawnError, Supervisor, SupervisorError};
 use crate::workers::watchdog::{Verdict, Watched};
 use crate::workers_store::fence::Known;
-use crate::workers_store::rendezvous_port::{Master, StoreHost};
+use crate::workers_store::rank0_port::{Rank0Port, StoreHost};
 
 use phase::{GroupPhase, Input};
-pub use spawn::Moved;
+pub(crate) use spawn::Moved;
 use spawn::{Held, Opening, Planned, Unstarted};
-pub use state::{GroupState, WorkerState};
+pub(crate) use state::{GroupState, WorkerState};
 
 /// How long to wait for what a dead worker left behind: its last lines of output, its last messages on the socket, its
 /// error file.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
 /// Settings of every group of this agent.
-pub struct GroupSetup {
+pub(crate) struct GroupSetup {
     /// The job's id.
     pub job: String,
     /// The node's name.
@@ -106,9 +106,9 @@ impl WorkerProcess {
 }
 
 /// Owns the workers of this node.
-pub struct Group {
+pub(crate) struct LocalGroup {
     setup: GroupSetup,
-    supervisor: Supervisor,
+    guard: GuardClient,
     logs: Arc<Logs>,
     events: Events,
     /// The round of the most recently started workers.
@@ -124,7 +124,7 @@ pub struct Group {
     starved: Option<String>,
     phase: GroupPhase,
     /// The port at which the ranks find each other, if rank 0 is on this node.
-    master: Master,
+    master: Rank0Port,
     /// The signal that told this node to leave.
     leaving: Option<Signal>,
     counters: Counters,
@@ -133,17 +133,17 @@ pub struct Group {
     state: watch::Sender<GroupState>,
 }
 
-impl Group {
+impl LocalGroup {
     /// A group without workers. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// The guard cannot be reached.
-    pub fn new(setup: GroupSetup, guard: Guard, logs: Logs) -> Result<Group, SupervisorError> {
-        let master = Master::new(setup.store_host, setup.address.clone(), setup.bind);
-        Ok(Group {
+    pub(crate) fn new(setup: GroupSetup, guard: Guard, logs: Logs) -> Result<LocalGroup, GuardClientError> {
+        let master = Rank0Port::new(setup.store_host, setup.address.clone(), setup.bind);
+        Ok(LocalGroup {
             events: Events::new(setup.events.clone()),
             setup,
-            supervisor: Supervisor::new(guard)?,
+            guard: GuardClient::new(guard)?,
             logs: Arc::new(logs),
             round: 0,
             workers: BTreeMap::new(),
@@ -162,12 +162,12 @@ impl Group {
     }
 
     /// The process that starts and ends the workers.
-    pub fn supervisor(&mut self) -> &mut Supervisor {
-        &mut self.supervisor
+    pub(crate) fn guard(&mut self) -> &mut GuardClient {
+        &mut self.guard
     }
 
     /// The workers' state, as it changes.
-    pub fn state(&self) -> watch::Receiver<GroupState> {
+    pub(crate) fn state(&self) -> watch::Receiver<GroupState> {
         self.state.subscribe()
     }
 
@@ -185,34 +185,34 @@ impl Group {
     }
 
     /// The local ranks of the workers that run, or are being started.
-    pub fn living(&self) -> Vec<u32> {
+    pub(crate) fn living(&self) -> Vec<u32> {
         let running = self.workers.iter().filter(|(_, worker)| worker.exit.is_none());
         let planned = self.opening.iter().flat_map(Opening::local_ranks);
         running.map(|(local_rank, _)| *local_rank).chain(self.starting.keys().copied()).chain(planned).collect()
     }
 
     /// The job's spec, as the newest place brought it.
-    pub fn job_spec(&self) -> &Spec {
+    pub(crate) fn job_spec(&self) -> &Spec {
         &self.setup.spec
     }
 
     /// From now on the job's spec is this.
-    pub fn follow(&mut self, spec: &Spec) {
+    pub(crate) fn follow(&mut self, spec: &Spec) {
         self.setup.spec.clone_from(spec);
     }
 
     /// How many workers there should be.
-    pub fn slots(&self) -> u32 {
+    pub(crate) fn slots(&self) -> u32 {
         self.setup.slots
     }
 
     /// Whether this worker's program is known to run or to have run.
-    pub fn has_started(&self, local_rank: u32) -> bool {
+    pub(crate) fn has_started(&self, local_rank: u32) -> bool {
         self.workers.contains_key(&local_rank)
     }
 
     /// The workers that run, for the watchdog.
-    pub fn watched(&self) -> Vec<Watched> {
+    pub(crate) fn watched(&self) -> Vec<Watched> {
         let running = self.workers.iter().filter(|(_, worker)| worker.exit.is_none());
         running
             .map(|(local_rank, worker)| Watched {
@@ -225,7 +225,7 @@ impl Group {
 
     /// Ends a worker that hangs. Reports its failure at once, because no signal ends a worker that is stuck in the
     /// kernel.
-    pub fn condemn(&mut self, verdict: Verdict) -> Option<GroupReport> {
+    pub(crate) fn condemn(&mut self, verdict: Verdict) -> Option<GroupReport> {
         let worker = self.workers.get(&verdict.local_rank).filter(|worker| worker.exit.is_none())?;
         if !self.phase.is_running() || verdict.round != self.round {
             return None;
@@ -239,7 +239,7 @@ impl Group {
             pid: u32::try_from(worker.pid).ok(),
             ..Failure::new(FailureClass::Own, message)
         };
-        if let Err(error) = self.supervisor.signal(verdict.local_rank, verdict.signal) {
+        if let Err(error) = self.guard.signal(verdict.local_rank, verdict.signal) {
             tracing::warn!(%error, "cannot end a worker that hangs");
         }
         Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) })
@@ -247,7 +247,7 @@ impl Group {
 
     /// A worker's group is broken, and no round is forming. Reports this as a failure, though no worker has ended: the
     /// workers quiesce and meet in the next round. Ignored if the round is over, or its end is reported already.
-    pub fn ask_round(&mut self, request: RoundRequest) -> Option<GroupReport> {
+    pub(crate) fn ask_round(&mut self, request: RoundRequest) -> Option<GroupReport> {
         let worker = self.workers.get(&request.local_rank).filter(|worker| worker.exit.is_none())?;
         if !self.phase.is_running() || request.round != self.round {
             return None;
@@ -265,28 +265,28 @@ impl Group {
     }
 
     /// The log directory, if logs go to files.
-    pub fn log_directory(&self) -> Option<&Path> {
+    pub(crate) fn log_directory(&self) -> Option<&Path> {
         self.logs.directory()
     }
 
     /// What readers of the workers' output look up.
-    pub fn output_history(&self) -> History {
+    pub(crate) fn output_history(&self) -> History {
         self.logs.history()
     }
 
     /// This node leaves. Workers are stopped with the signal that the agent itself got. A failing exit from now on is
     /// of class [`FailureClass::Signalled`], because its sender may have signalled the workers, too.
-    pub fn leave(&mut self, signal: Signal) {
+    pub(crate) fn leave(&mut self, signal: Signal) {
         self.leaving = Some(signal);
     }
 
     /// The port at which the ranks find each other, if rank 0 is here.
-    pub fn master(&mut self) -> &mut Master {
+    pub(crate) fn master(&mut self) -> &mut Rank0Port {
         &mut self.master
     }
 
     /// The workers are about to quiesce or stop. From now on an exit is not a failure.
-    pub fn rest(&mut self) {
+    pub(crate) fn rest(&mut self) {
         self.step(Input::Report);
     }
 
@@ -296,8 +296,8 @@ impl Group {
 
     /// Begins to start the workers of a place. Workers that have quiesced, or that were started ahead, take their
     /// places in the same processes. Reports that all run, or how one failed. The report comes at once, or later from
-    /// [`Group::moved`].
-    pub fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Option<GroupReport> {
+    /// [`LocalGroup::moved`].
+    pub(crate) fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Option<GroupReport> {
         let round = start.round.number;
         self.round = round;
         self.workers.retain(|_, worker| worker.exit.is_none());
@@ -350,7 +350,7 @@ impl Group {
     fn end_remains(&mut self, planned: &[Planned]) {
         for Planned { local_rank, .. } in planned {
             if !self.workers.is_empty()
-                && let Err(error) = self.supervisor.signal(*local_rank, Signal::KILL)
+                && let Err(error) = self.guard.signal(*local_rank, Signal::KILL)
             {
                 tracing::warn!(%error, local_rank, "cannot end the processes that a dead worker left");
             }
@@ -369,7 +369,7 @@ impl Group {
     }
 
     /// Writes to torchrun's events how the node's part ended: successfully, or with this error.
-    pub fn conclude(&self, error: Option<&str>) {
+    pub(crate) fn conclude(&self, error: Option<&str>) {
         let state = if error.is_none() { events::EventState::Succeeded } else { events::EventState::Failed };
         self.events.agent(state, error);
     }
@@ -393,41 +393,41 @@ impl Group {
 
     /// Ends whatever is left, and the guard. Then waits until all output of the workers is in its files and queued for
     /// the console. Gives up when no output has moved for `patience`.
-    pub async fn close(self, patience: Duration) {
-        self.supervisor.close().await;
+    pub(crate) async fn close(self, patience: Duration) {
+        self.guard.close().await;
         if !self.logs.finish(patience).await {
             tracing::warn!("the workers' last output is not shown: the console or the log files hang");
         }
     }
 
-    /// Begins to stop all workers. [`GroupReport::Stopped`] comes from [`Group::moved`] when no process is left.
-    pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
+    /// Begins to stop all workers. [`GroupReport::Stopped`] comes from [`LocalGroup::moved`] when no process is left.
+    pub(crate) fn stop(&mut self, grace: Duration) -> Result<(), GuardClientError> {
         self.step(Input::Stop);
         (self.opening, self.held) = (None, None);
         let signal = if grace.is_zero() { Signal::KILL } else { self.leaving.unwrap_or(Signal::TERM) };
-        self.supervisor.begin_stop(signal, grace)
+        self.guard.begin_stop(signal, grace)
     }
 
     /// Sets the time after which the guard kills the workers.
-    pub fn fence(&mut self, until: Option<Time>) -> Result<(), SupervisorError> {
+    pub(crate) fn fence(&mut self, until: Option<Time>) -> Result<(), GuardClientError> {
         self.state.send_if_modified(|state| {
             state.fence = until;
             false
         });
-        self.supervisor.set_deadline(until)
+        self.guard.set_deadline(until)
     }
 
     /// Waits for the next event of the workers. Never ends. The wait may be cancelled.
-    pub async fn next(&mut self) -> Moved {
+    pub(crate) async fn next(&mut self) -> Moved {
         tokio::select! {
             files = spawn::files(&mut self.opening) => Moved::Opened(files),
             report = spawn::told(&mut self.held) => Moved::Paused(report),
-            event = self.supervisor.next_event() => Moved::Workers(event),
+            event = self.guard.next_event() => Moved::Workers(event),
         }
     }
 
     /// Handles an event, and returns the report that it means for the protocol.
-    pub async fn moved(&mut self, moved: Moved, socket: &WorkerSocket) -> Option<GroupReport> {
+    pub(crate) async fn moved(&mut self, moved: Moved, socket: &WorkerSocket) -> Option<GroupReport> {
         let event = match moved {
             Moved::Opened(files) => return self.opened(files, socket),
             Moved::Paused(report) => return Some(report),

@@ -16,26 +16,26 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use super::phase::Input;
-use super::{Group, LAST_LINES, Refused, SpawnError, WorkerProcess};
+use super::{LAST_LINES, LocalGroup, Refused, SpawnError, WorkerProcess};
 use crate::machine::shortage::Next;
 use crate::output::events;
 use crate::output::logs::Stdio;
 use crate::output::logs::WorkerLogs;
 use crate::workers::environment::{LocalPlace, NodeFacts, own_device, without_place, worker_env};
+use crate::workers::guard_client::{Event, WorkerSpec};
 use crate::workers::socket::WorkerSocket;
-use crate::workers::supervisor::{Event, WorkerSpec};
 
 /// The descriptors that a worker writes to, and what the agent keeps of its output.
 type Files = Vec<(Stdio, WorkerLogs)>;
 
-/// An event of a group's workers. [`Group::moved`] handles it.
+/// An event of a group's workers. [`LocalGroup::moved`] handles it.
 #[derive(Debug)]
-pub enum Moved {
+pub(crate) enum Moved {
     /// The files of the workers to be started are open.
     Opened(Result<Files, JoinError>),
     /// The pause after a shortage is over. This report can be sent now.
     Paused(GroupReport),
-    /// An event of the supervisor.
+    /// An event of the guard.
     Workers(Event),
 }
 
@@ -103,9 +103,9 @@ pub(super) async fn told(held: &mut Option<Held>) -> GroupReport {
     }
 }
 
-impl Group {
+impl LocalGroup {
     /// The workers of this round cannot be started because the host is short of some resource. This is no worker's
-    /// failure. The report is held back for a pause. A node that stays short leaves: see [`Group::starved`].
+    /// failure. The report is held back for a pause. A node that stays short leaves: see [`LocalGroup::starved`].
     pub(super) fn short(&mut self, why: &str) -> Option<GroupReport> {
         self.step(Input::Report);
         let message = format!("this node lacks a resource that starting workers needs: {why}");
@@ -125,7 +125,7 @@ impl Group {
     }
 
     /// Why this node leaves, after the host has been short of resources for starting workers for too long.
-    pub fn starved(&mut self) -> Option<String> {
+    pub(crate) fn starved(&mut self) -> Option<String> {
         self.starved.take()
     }
 
@@ -173,7 +173,7 @@ impl Group {
         socket: &WorkerSocket,
     ) -> Result<(), Unstarted> {
         let spec = self.spec(planned, error_file, stdio, socket).map_err(Unstarted::of)?;
-        Ok(self.supervisor.begin_spawn(spec)?)
+        Ok(self.guard.begin_spawn(spec)?)
     }
 
     /// The spec that a worker is started with.
@@ -264,7 +264,7 @@ impl Group {
 
     /// Begins to start the workers that do not run, before their places are known. Until they have places, their ends
     /// are not failures. Their output goes to the attempt of this round, after so many restarts.
-    pub fn start_ahead(&mut self, restarts: u32, round: u64, socket: &WorkerSocket) {
+    pub(crate) fn start_ahead(&mut self, restarts: u32, round: u64, socket: &WorkerSocket) {
         self.workers.retain(|_, worker| worker.exit.is_none());
         self.step(Input::StartAhead);
         socket.ahead();

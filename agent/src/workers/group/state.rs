@@ -5,7 +5,7 @@ use serde::Serialize;
 
 /// The workers of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub struct GroupState {
+pub(crate) struct GroupState {
     /// The round that they were started in. 0 before the first round.
     pub round: u64,
     /// Empty while no workers run.
@@ -18,7 +18,7 @@ pub struct GroupState {
 
 /// One worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct WorkerState {
+pub(crate) struct WorkerState {
     /// `LOCAL_RANK`.
     pub local_rank: u32,
     /// `RANK`.

@@ -19,7 +19,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
 
-use crate::store::participation::{JobPaths, RendezvousStore};
+use crate::store::participation::{JobPaths, JobStore};
 use crate::workers::snapshot_memory::{Left, Memories};
 use crate::workers::watchdog::Steps;
 use conversation::{Outgoing, converse};
@@ -64,7 +64,7 @@ pub struct Furthest {
 }
 
 /// Looks the furthest worker up.
-pub type FurthestWorker = Arc<dyn Fn() -> Option<Furthest> + Send + Sync>;
+pub(crate) type FurthestWorker = Arc<dyn Fn() -> Option<Furthest> + Send + Sync>;
 
 /// What a worker can do when a round forms, as far as it has told the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,7 +106,7 @@ pub struct RoundRequest {
 
 /// State shared by all connections.
 struct Shared {
-    rendezvous: RendezvousStore,
+    rendezvous: JobStore,
     paths: JobPaths,
     status: watch::Receiver<Status>,
     state: Mutex<SocketState>,
@@ -252,7 +252,7 @@ impl WorkerSocket {
     /// [`SocketError`] names the path.
     pub fn open(
         path: &Path,
-        rendezvous: RendezvousStore,
+        rendezvous: JobStore,
         paths: JobPaths,
         status: watch::Receiver<Status>,
     ) -> Result<WorkerSocket, SocketError> {

@@ -15,9 +15,9 @@ use tokio::task::JoinSet;
 
 use super::conversation::Outgoing;
 use super::{Said, Shared};
-use crate::store::participation::RendezvousStore;
+use crate::store::participation::JobStore;
+use crate::workers::guard_client;
 use crate::workers::snapshot_memory;
-use crate::workers::supervisor;
 
 /// The most barriers and commits that one connection may have under way. Beyond this, nothing is read from the
 /// connection until one of them is answered.
@@ -63,7 +63,7 @@ impl Requests {
 async fn closed(connection: &UnixStream) {
     // Registers a copy of the descriptor. Readiness that is cleared here must not be lost for the task that reads.
     let own = connection.as_fd().try_clone_to_owned();
-    let Ok(own) = own.and_then(supervisor::readable) else {
+    let Ok(own) = own.and_then(guard_client::readable) else {
         // Without a copy, requests end when the round does.
         return std::future::pending().await;
     };
@@ -116,8 +116,8 @@ pub(super) async fn answer(
                 let Shared { rendezvous, paths, status, .. } = &*shared;
                 let within = shared.state().barrier_timeout;
                 let met = match rendezvous {
-                    RendezvousStore::Store(store) => barrier::meet(&**store, &paths.keys, status, &name, within).await,
-                    RendezvousStore::TorchElastic(etcd) => {
+                    JobStore::Store(store) => barrier::meet(&**store, &paths.keys, status, &name, within).await,
+                    JobStore::TorchElastic(etcd) => {
                         barrier::meet_on_v2(etcd, &paths.paths, status, &name, within).await
                     }
                 };

@@ -12,7 +12,7 @@ const SAMPLES: u32 = 8;
 
 /// What the watchdog watches for. By default this is nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct HangLimits {
+pub(crate) struct HangLimits {
     /// The longest time without a sign of progress.
     pub progress: Option<Duration>,
     /// The longest single uninterruptible wait in the kernel.
@@ -21,7 +21,7 @@ pub struct HangLimits {
 
 /// Why a worker counts as hung.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cause {
+pub(crate) enum Cause {
     /// The worker gave no sign of progress for this time.
     Progress(Duration),
     /// The worker was in one uninterruptible wait for this time.
@@ -51,7 +51,7 @@ impl fmt::Display for Cause {
 
 /// A deadline that has passed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Expired {
+pub(crate) struct Expired {
     /// The worker.
     pub local_rank: u32,
     /// The process. This is the worker, or for a timer perhaps one of the worker's children.
@@ -62,7 +62,7 @@ pub struct Expired {
 
 /// A process's state, from `/proc/<pid>/status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// State `D`: it waits in the kernel and takes no signal, not even SIGKILL.
     pub uninterruptible: bool,
     /// How often it has waited for something. Two samples with the same number are from the same wait.
@@ -71,7 +71,7 @@ pub struct Sample {
 
 impl Sample {
     /// Parses the text of `/proc/<pid>/status`. `None` if the text is something else.
-    pub fn parse(status: &str) -> Option<Sample> {
+    pub(crate) fn parse(status: &str) -> Option<Sample> {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let state = field("State:")?;
         let waits = field("voluntary_ctxt_switches:")?.parse().ok()?;
@@ -97,7 +97,7 @@ struct Timer {
 
 /// The deadlines of this node's workers.
 #[derive(Debug, Clone, Default)]
-pub struct Deadlines {
+pub(crate) struct Deadlines {
     limits: HangLimits,
     workers: BTreeMap<u32, WatchedWorker>,
     /// Timers by process id and scope.
@@ -107,12 +107,12 @@ pub struct Deadlines {
 
 impl Deadlines {
     /// Watches no workers yet.
-    pub fn new(limits: HangLimits) -> Deadlines {
+    pub(crate) fn new(limits: HangLimits) -> Deadlines {
         Deadlines { limits, ..Deadlines::default() }
     }
 
     /// Starts watching these workers, given by local rank and process id, from now on. All others are dropped.
-    pub fn begin(&mut self, now: Time, workers: impl IntoIterator<Item = (u32, i32)>) {
+    pub(crate) fn begin(&mut self, now: Time, workers: impl IntoIterator<Item = (u32, i32)>) {
         let begun = |(local_rank, pid)| (local_rank, WatchedWorker { pid, moved: now, stuck: None });
         self.workers = workers.into_iter().map(begun).collect();
         self.timers.clear();
@@ -120,38 +120,38 @@ impl Deadlines {
     }
 
     /// Stops watching a worker, which has ended or whose end is handled elsewhere from now on.
-    pub fn ended(&mut self, local_rank: u32) {
+    pub(crate) fn ended(&mut self, local_rank: u32) {
         self.workers.remove(&local_rank);
         self.timers.retain(|_, timer| timer.local_rank != local_rank);
     }
 
     /// The workers that are watched, by local rank and process id.
-    pub fn workers(&self) -> impl Iterator<Item = (u32, i32)> {
+    pub(crate) fn workers(&self) -> impl Iterator<Item = (u32, i32)> {
         self.workers.iter().map(|(local_rank, worker)| (*local_rank, worker.pid))
     }
 
     /// Records that a worker gave a sign of progress.
-    pub fn moved(&mut self, local_rank: u32, at: Time) {
+    pub(crate) fn moved(&mut self, local_rank: u32, at: Time) {
         if let Some(worker) = self.workers.get_mut(&local_rank) {
             worker.moved = worker.moved.max(at);
         }
     }
 
     /// Records that a process of a worker sets a timer, or sets it again. This counts as progress, too.
-    pub fn set_timer(&mut self, now: Time, local_rank: u32, pid: i32, scope: String, until: Time, signal: i32) {
+    pub(crate) fn set_timer(&mut self, now: Time, local_rank: u32, pid: i32, scope: String, until: Time, signal: i32) {
         self.moved(local_rank, now);
         self.timers.insert((pid, scope), Timer { local_rank, until, signal });
     }
 
     /// Records that a process releases its timer. This counts as progress, too.
-    pub fn release(&mut self, now: Time, pid: i32, scope: String) {
+    pub(crate) fn release(&mut self, now: Time, pid: i32, scope: String) {
         if let Some(timer) = self.timers.remove(&(pid, scope)) {
             self.moved(timer.local_rank, now);
         }
     }
 
     /// Records a sample of a worker's state.
-    pub fn sampled(&mut self, now: Time, local_rank: u32, sample: Sample) {
+    pub(crate) fn sampled(&mut self, now: Time, local_rank: u32, sample: Sample) {
         self.sampled = now;
         if let Some(worker) = self.workers.get_mut(&local_rank) {
             worker.stuck = match worker.stuck {
@@ -163,12 +163,12 @@ impl Deadlines {
     }
 
     /// Whether the workers' states should be sampled now.
-    pub fn wants_samples(&self, now: Time) -> bool {
+    pub(crate) fn wants_samples(&self, now: Time) -> bool {
         self.next_sample().is_some_and(|at| now >= at)
     }
 
     /// Whether to look for signs of progress now. A worker will count as hung unless there is a newer sign.
-    pub fn wants_signs(&self, now: Time) -> bool {
+    pub(crate) fn wants_signs(&self, now: Time) -> bool {
         self.next_progress().is_some_and(|at| now >= at)
     }
 
@@ -183,14 +183,14 @@ impl Deadlines {
     }
 
     /// When to look next, at the latest.
-    pub fn next(&self) -> Option<Time> {
+    pub(crate) fn next(&self) -> Option<Time> {
         let timers = self.timers.values().map(|timer| timer.until).min();
         [self.next_sample(), self.next_progress(), timers].into_iter().flatten().min()
     }
 
     /// The deadlines that have passed by now. Each is returned once. A worker that is to be ended because of one is no
     /// longer watched.
-    pub fn expired(&mut self, now: Time) -> Vec<Expired> {
+    pub(crate) fn expired(&mut self, now: Time) -> Vec<Expired> {
         let mut expired = Vec::new();
         let due: Vec<_> =
             self.timers.iter().filter(|(_, timer)| now >= timer.until).map(|(key, _)| key.clone()).collect();

@@ -26,15 +26,15 @@ use tokio::task::JoinHandle;
 
 use crate::guard::tree;
 
-pub use deadlines::{Cause, Deadlines, Expired, HangLimits, Sample};
-pub use timer_file::{TIMER_FILE, TimerFile, TimerFileError, TimerRequest, Timers};
+pub(crate) use deadlines::{Cause, Deadlines, Expired, HangLimits, Sample};
+pub(crate) use timer_file::{TIMER_FILE, TimerFile, TimerRequest, Timers};
 
 /// The newest step that a worker, given by local rank, has reported, and when it first reported that step.
-pub type Steps = Arc<dyn Fn(u32) -> Option<(u64, Time)> + Send + Sync>;
+pub(crate) type Steps = Arc<dyn Fn(u32) -> Option<(u64, Time)> + Send + Sync>;
 
 /// A worker to watch.
 #[derive(Debug, Clone)]
-pub struct Watched {
+pub(crate) struct Watched {
     /// Local rank of the worker.
     pub local_rank: u32,
     /// Its process id.
@@ -45,7 +45,7 @@ pub struct Watched {
 
 /// A worker that hangs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub(crate) struct Verdict {
     /// The round of the workers.
     pub round: u64,
     /// Local rank of the worker.
@@ -63,7 +63,7 @@ enum Order {
 }
 
 /// The watchdog of one agent. Dropping it stops the watch.
-pub struct Watchdog {
+pub(crate) struct Watchdog {
     orders: mpsc::UnboundedSender<Order>,
     verdicts: mpsc::UnboundedReceiver<Verdict>,
     task: JoinHandle<()>,
@@ -72,7 +72,7 @@ pub struct Watchdog {
 impl Watchdog {
     /// Watches for what `limits` name and for the timers that arrive through the pipe. Must be called within a tokio
     /// runtime.
-    pub fn start(limits: HangLimits, timers: Option<TimerFile>, steps: Steps) -> Watchdog {
+    pub(crate) fn start(limits: HangLimits, timers: Option<TimerFile>, steps: Steps) -> Watchdog {
         let (orders, inbox) = mpsc::unbounded_channel();
         let (outbox, verdicts) = mpsc::unbounded_channel();
         let watch =
@@ -81,17 +81,17 @@ impl Watchdog {
     }
 
     /// These workers were started in this round. From now on no others are watched.
-    pub fn begin(&self, round: u64, workers: Vec<Watched>) {
+    pub(crate) fn begin(&self, round: u64, workers: Vec<Watched>) {
         self.order(Order::Begin { round, workers });
     }
 
     /// A worker has exited.
-    pub fn ended(&self, local_rank: u32) {
+    pub(crate) fn ended(&self, local_rank: u32) {
         self.order(Order::Ended { local_rank });
     }
 
     /// The workers are being stopped. They are not watched during their grace.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.order(Order::End);
     }
 
@@ -101,7 +101,7 @@ impl Watchdog {
     }
 
     /// The next worker that hangs. Never ends. The wait may be cancelled.
-    pub async fn verdict(&mut self) -> Verdict {
+    pub(crate) async fn verdict(&mut self) -> Verdict {
         match self.verdicts.recv().await {
             Some(verdict) => verdict,
             None => std::future::pending().await,
@@ -178,7 +178,7 @@ impl Watch {
         let now = Time::now();
         if self.deadlines.wants_samples(now) {
             for (local_rank, pid) in self.deadlines.workers().collect::<Vec<_>>() {
-                // If the process is gone, the supervisor will report it.
+                // If the process is gone, the guard will report it.
                 let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
                 if let Some(sample) = Sample::parse(&status) {
                     self.deadlines.sampled(now, local_rank, sample);
@@ -205,7 +205,7 @@ impl Watch {
             return;
         }
         let verdicts = self.judge(expired).await;
-        // These orders came while stacks were being collected. `Group::condemn` ignores verdicts that are stale by now.
+        // These orders came while stacks were being collected. `LocalGroup::condemn` ignores verdicts that are stale by now.
         while let Ok(order) = inbox.try_recv() {
             self.obey(order);
         }

@@ -22,11 +22,11 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 
 /// Environment variable that names the timers' pipe, for the agent and for its workers.
-pub const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
+pub(crate) const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
 
 /// Whether workers may set timers by PyTorch's file-based protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Timers {
+pub(crate) enum Timers {
     /// No. Timers have no effect.
     #[default]
     Off,
@@ -43,14 +43,14 @@ const LONGEST: usize = 8192;
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make the timers' pipe {}: {source}; name another with TORCHELASTIC_TIMER_FILE, or unset \
          TORCHELASTIC_ENABLE_FILE_TIMER", .path.display())]
-pub struct TimerFileError {
+pub(crate) struct TimerFileError {
     path: PathBuf,
     source: io::Error,
 }
 
 /// A request of a worker's process.
 #[derive(Debug, Clone, PartialEq)]
-pub enum TimerRequest {
+pub(crate) enum TimerRequest {
     /// End the process with the signal, unless another request comes within this time.
     Set {
         /// The process.
@@ -92,7 +92,7 @@ pub(super) fn parse(line: &[u8], unix_now: Duration) -> Result<TimerRequest, ser
 
 /// The reading end of the pipe. Dropping it removes the pipe's file.
 #[derive(Debug)]
-pub struct TimerFile {
+pub(crate) struct TimerFile {
     path: PathBuf,
     receiver: Receiver,
     unread: Vec<u8>,
@@ -104,7 +104,7 @@ impl TimerFile {
     ///
     /// # Errors
     /// [`TimerFileError`] names the path.
-    pub fn open(path: &Path) -> Result<TimerFile, TimerFileError> {
+    pub(crate) fn open(path: &Path) -> Result<TimerFile, TimerFileError> {
         use std::os::unix::fs::FileTypeExt;
         let failed = |source: io::Error| TimerFileError { path: path.to_owned(), source };
         match std::fs::symlink_metadata(path) {
@@ -125,7 +125,7 @@ impl TimerFile {
     ///
     /// # Errors
     /// As for [`TimerFile::open`].
-    pub fn as_asked(timers: &Timers, runtime: &Path) -> Result<Option<TimerFile>, TimerFileError> {
+    pub(crate) fn as_asked(timers: &Timers, runtime: &Path) -> Result<Option<TimerFile>, TimerFileError> {
         match timers {
             Timers::Off => Ok(None),
             Timers::At(path) => TimerFile::open(path).map(Some),
@@ -137,12 +137,12 @@ impl TimerFile {
     }
 
     /// The pipe's path.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// The next request. Unreadable lines are skipped with a warning. The wait may be cancelled.
-    pub async fn next(&mut self) -> TimerRequest {
+    pub(crate) async fn next(&mut self) -> TimerRequest {
         loop {
             while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.unread.drain(..=end).collect();

@@ -7,26 +7,26 @@ use crate::machine::nvml::GpuHealth;
 
 /// Less free space than this in the folder for logs or for temporary files is unfit: checkpoints of small models and a
 /// day's logs fit.
-pub const LEAST_FREE: u64 = 1 << 30;
+pub(crate) const LEAST_FREE: u64 = 1 << 30;
 
 /// Less shared memory than this is unfit: NCCL and data loaders end with "bus error". It is what containers get by
 /// default.
-pub const LEAST_SHARED: u64 = 64 << 20;
+pub(crate) const LEAST_SHARED: u64 = 64 << 20;
 
 /// Less than this is a warning.
-pub const USUAL_SHARED: u64 = 1 << 30;
+pub(crate) const USUAL_SHARED: u64 = 1 << 30;
 
 /// Fewer descriptors than this for a process are unfit; fewer than the second a warning.
-pub const LEAST_FILES: u64 = 1024;
+pub(crate) const LEAST_FILES: u64 = 1024;
 /// See [`LEAST_FILES`].
-pub const USUAL_FILES: u64 = 4096;
+pub(crate) const USUAL_FILES: u64 = 4096;
 
 /// A GPU of this temperature before any work, in degrees Celsius, is a warning.
-pub const HOT: u32 = 85;
+pub(crate) const HOT: u32 = 85;
 
 /// Xids of a GPU that cannot be trusted before it is reset (NVIDIA's Xid catalogue): 48 and 95 uncontained memory
 /// errors, 64 a row that could not be remapped, 79 fallen off the bus, 119 and 120 its system processor does not answer.
-pub const FATAL_XIDS: &[u32] = &[48, 64, 79, 95, 119, 120];
+pub(crate) const FATAL_XIDS: &[u32] = &[48, 64, 79, 95, 119, 120];
 
 /// The driver's reasons to slow a GPU down that tell of trouble: hardware slowdown, heat (the software's, the
 /// hardware's), and the power brake.
@@ -34,7 +34,7 @@ const THROTTLED: u64 = 0x8 | 0x20 | 0x40 | 0x80;
 
 /// What a finding means for the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub(crate) enum State {
     /// As it should be.
     Fit,
     /// The node may join; somebody should look.
@@ -47,7 +47,7 @@ pub enum State {
 
 /// One line: what was found, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub(crate) struct Finding {
     /// What it means.
     pub state: State,
     /// What was found.
@@ -64,11 +64,11 @@ impl fmt::Display for Finding {
 }
 
 /// A number, or why it could not be read.
-pub type Reading<T> = Result<T, String>;
+pub(crate) type Reading<T> = Result<T, String>;
 
 /// A GPU that workers will use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuReading {
+pub(crate) struct GpuReading {
     /// NVML's index.
     pub index: u32,
     /// Its health, or why it does not answer.
@@ -79,7 +79,7 @@ pub struct GpuReading {
 
 /// What was read of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Readings {
+pub(crate) struct Readings {
     /// Folders for logs and for temporary files, and their free bytes.
     pub folders: Vec<(String, Reading<u64>)>,
     /// Free bytes of `/dev/shm`.
@@ -94,7 +94,7 @@ pub struct Readings {
 
 /// How a command of the user's own ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// With this exit code, after these last lines.
     Exited(i32, Vec<String>),
     /// By this signal.
@@ -106,7 +106,7 @@ pub enum Ended {
 }
 
 /// All built-in findings.
-pub fn all(readings: &Readings) -> Vec<Finding> {
+pub(crate) fn all(readings: &Readings) -> Vec<Finding> {
     let folders = readings.folders.iter().map(|(folder, free)| folder_space(folder, free));
     let mut findings: Vec<Finding> = folders.collect();
     findings.push(shared_memory(&readings.shared));
@@ -239,7 +239,7 @@ fn wrong_with(gpu: &GpuReading) -> Vec<Finding> {
 }
 
 /// The finding of the user's own command.
-pub fn command(command: &str, ended: &Ended) -> Finding {
+pub(crate) fn command(command: &str, ended: &Ended) -> Finding {
     const ADVICE: &str = "it is given with --preflight-command";
     let say = |state, what: String| finding(state, format!("`{command}` {what}"), ADVICE);
     match ended {
@@ -256,7 +256,7 @@ pub fn command(command: &str, ended: &Ended) -> Finding {
 
 /// The Xids of a GPU at this PCI address, such as `0000:3b:00.0`, in a kernel's log. Lines read
 /// `NVRM: Xid (PCI:0000:3b:00): 79, pid=…`.
-pub fn xids(log: &str, pci: &str) -> Vec<u32> {
+pub(crate) fn xids(log: &str, pci: &str) -> Vec<u32> {
     let place = format!("Xid (PCI:{}): ", pci.rsplit_once('.').map_or(pci, |(device, _)| device));
     let mut found: Vec<u32> = log
         .lines()

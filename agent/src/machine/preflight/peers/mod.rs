@@ -7,14 +7,14 @@ use elastic_coordinator::job::{Endpoint, NodeId, NodeRecord, Phase};
 use super::judge::{Finding, Reading, State, finding, unknown};
 
 /// From so many nodes it is measured at most, so that a slow one keeps no good machine out.
-pub const MEASURED: usize = 3;
+pub(crate) const MEASURED: usize = 3;
 
 /// So many are asked at most: some may be busy with others.
-pub const ASKED: usize = 8;
+pub(crate) const ASKED: usize = 8;
 
 /// Bits per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct BitRate(pub u64);
+pub(crate) struct BitRate(pub u64);
 
 impl fmt::Display for BitRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,7 +28,7 @@ impl fmt::Display for BitRate {
 
 /// A node to measure from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Which.
     pub node: NodeId,
     /// Where its agent listens.
@@ -42,11 +42,11 @@ impl fmt::Display for Peer {
 }
 
 /// A node that was asked: what came from it, or why nothing was measured.
-pub type Tried = (Peer, Reading<BitRate>);
+pub(crate) type Tried = (Peer, Reading<BitRate>);
 
 /// The nodes to ask, in this order. Those of this machine are left out, since nothing on the way to them is a cable. By
 /// `turn`, a random number, machines that come at the same time begin with different nodes.
-pub fn choose(records: &[NodeRecord], boot: &str, turn: u64) -> Vec<Peer> {
+pub(crate) fn choose(records: &[NodeRecord], boot: &str, turn: u64) -> Vec<Peer> {
     // A done node's record outlives its agent.
     let others = records.iter().filter(|record| record.boot != boot && record.phase != Phase::Done);
     let mut peers: Vec<Peer> = others.map(|record| Peer { node: record.id(), at: record.peer.clone() }).collect();
@@ -58,13 +58,13 @@ pub fn choose(records: &[NodeRecord], boot: &str, turn: u64) -> Vec<Peer> {
 }
 
 /// Whether no other peer need be asked.
-pub fn is_settled(tried: &[Tried], needed: BitRate) -> bool {
+pub(crate) fn is_settled(tried: &[Tried], needed: BitRate) -> bool {
     let mut rates = tried.iter().filter_map(|(_, rate)| rate.as_ref().ok());
     rates.clone().count() >= MEASURED || rates.any(|rate| *rate >= needed)
 }
 
 /// What was found of the nodes that were asked.
-pub fn verdict(tried: &Reading<Vec<Tried>>, needed: BitRate) -> Finding {
+pub(crate) fn verdict(tried: &Reading<Vec<Tried>>, needed: BitRate) -> Finding {
     const WHAT: &str = "bandwidth to a node of the job";
     const ADVICE: &str = "look at the speed and the errors of this machine's link (ethtool, ip -s link), its cable and \
          its switch; if the job's own traffic fills the network, lower --preflight-peer-bandwidth";

@@ -11,7 +11,7 @@ use crate::machine::out_of_memory::Victims;
 
 /// The facts that are known of a worker's end.
 #[derive(Debug, Clone)]
-pub struct Evidence {
+pub(crate) struct Evidence {
     /// How it ended. It did not succeed, and the agent did not stop it.
     pub exit: Exit,
     /// The class and message that it told the agent over the socket.
@@ -31,7 +31,7 @@ pub struct Evidence {
 
 /// The failure that follows from the evidence: class, message, exit, killer, traceback and last lines, within bounds.
 /// The caller adds where it happened.
-pub fn judge(evidence: &Evidence) -> Failure {
+pub(crate) fn judge(evidence: &Evidence) -> Failure {
     let Evidence { exit, told, recorded, stderr, before, after, asked_to_stop } = evidence;
     let stderr: Vec<String> = stderr.iter().map(|line| printable(last_drawn(line))).collect();
     let killed_by = killing(*exit, before, after);

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::workers::socket::Awareness;
 
 /// Workers that were started ahead of their round.
-pub struct WarmingUp {
+pub(crate) struct WarmingUp {
     /// The time in which to stop them if they cannot warm up.
     pub(super) grace: Duration,
     /// When they must be warm.

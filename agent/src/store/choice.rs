@@ -6,7 +6,7 @@ use elastic_coordinator::job::Endpoint;
 
 /// The store that nodes meet through.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Rendezvous {
+pub(crate) enum StoreChoice {
     /// One node. The store is inside this agent, and no other process sees it.
     Standalone,
     /// A store served by one of the agents.
@@ -29,20 +29,20 @@ pub enum Rendezvous {
     },
 }
 
-impl Rendezvous {
+impl StoreChoice {
     /// The endpoints at which other nodes find the store. Empty if there are no other nodes.
-    pub fn endpoints(&self) -> &[Endpoint] {
+    pub(crate) fn endpoints(&self) -> &[Endpoint] {
         match self {
-            Rendezvous::Standalone => &[],
-            Rendezvous::Hosted { endpoint, .. } => std::slice::from_ref(endpoint),
-            Rendezvous::Etcd { endpoints, .. } => endpoints,
+            StoreChoice::Standalone => &[],
+            StoreChoice::Hosted { endpoint, .. } => std::slice::from_ref(endpoint),
+            StoreChoice::Etcd { endpoints, .. } => endpoints,
         }
     }
 }
 
 /// TLS towards etcd.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Tls {
+pub(crate) struct Tls {
     /// Certificates to trust, as PEM. `None`: the system's.
     pub ca: Option<PathBuf>,
     /// This client's certificate and its key, PEM.
@@ -51,7 +51,7 @@ pub struct Tls {
 
 /// A user of etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Credentials {
+pub(crate) struct Credentials {
     /// Name.
     pub user: String,
     /// File whose first line is the password. Not an argument, because everyone on the host can read a command line.

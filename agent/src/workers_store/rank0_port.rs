@@ -30,7 +30,7 @@ const PAST: usize = 64;
 
 /// The process that serves the store that workers find each other through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StoreHost {
+pub(crate) enum StoreHost {
     /// The agent of rank 0's node, as torchrun does with its `c10d` backend.
     Agent(WorkersStoreLimits),
     /// Worker rank 0, on the port that its agent reserves, as torchrun does with
@@ -40,7 +40,7 @@ pub enum StoreHost {
 
 /// Why a round's store cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError {
+pub(crate) enum ServeError {
     /// The system's error.
     #[error("cannot serve the workers' store: {0}; are there descriptors and threads left?")]
     System(#[from] io::Error),
@@ -51,7 +51,7 @@ pub enum ServeError {
 
 impl ServeError {
     /// Whether the host is short of resources for now.
-    pub fn is_shortage(&self) -> bool {
+    pub(crate) fn is_shortage(&self) -> bool {
         match self {
             ServeError::System(error) => is_shortage(error.raw_os_error()),
             ServeError::NoPort => true,
@@ -75,7 +75,7 @@ struct Serving {
 
 /// This node's port for the next round, and for the current round if rank 0 is here.
 #[derive(Debug)]
-pub struct Master {
+pub(crate) struct Rank0Port {
     host: StoreHost,
     address: String,
     bind: Option<IpAddr>,
@@ -87,11 +87,11 @@ pub struct Master {
     past: VecDeque<Reservation>,
 }
 
-impl Master {
+impl Rank0Port {
     /// A node that has offered no port yet. Peers reach it at `address`. It listens on `bind` alone, where that is given.
-    pub fn new(host: StoreHost, address: String, bind: Option<IpAddr>) -> Master {
+    pub(crate) fn new(host: StoreHost, address: String, bind: Option<IpAddr>) -> Rank0Port {
         let endpoint = watch::Sender::new(None);
-        Master {
+        Rank0Port {
             host,
             address,
             bind,
@@ -104,19 +104,19 @@ impl Master {
     }
 
     /// Whether the agent serves the store.
-    pub fn is_agent(&self) -> bool {
+    pub(crate) fn is_agent(&self) -> bool {
         matches!(self.host, StoreHost::Agent(_))
     }
 
     /// The port offered last.
-    pub fn latest(&self) -> watch::Receiver<Option<Endpoint>> {
+    pub(crate) fn latest(&self) -> watch::Receiver<Option<Endpoint>> {
         self.endpoint.subscribe()
     }
 
     /// Offers a port for the next round, on which no round was served. It is bound, and it listens if the agent is to
     /// serve it. Until a round begins it is the same one: others may know it already, and the next round be sealed with
     /// it.
-    pub fn offer(&mut self) -> Option<Endpoint> {
+    pub(crate) fn offer(&mut self) -> Option<Endpoint> {
         if self.offered.is_none() {
             let opened = self.open().inspect_err(|error| tracing::error!(%error, "cannot open a port for rank 0"));
             self.offered = opened.ok();
@@ -141,7 +141,7 @@ impl Master {
     ///
     /// # Errors
     /// There are no descriptors or threads left to serve with, or no port was offered.
-    pub fn begin(
+    pub(crate) fn begin(
         &mut self,
         round: u64,
         rank_0: bool,
@@ -165,7 +165,7 @@ impl Master {
     }
 
     /// A round is forming.
-    pub fn forming(&mut self, round: u64) {
+    pub(crate) fn forming(&mut self, round: u64) {
         self.introduction = None;
         // Once a round has formed, all members of the previous round have stopped. So a forming round means that all
         // rounds before the previous one are over.
@@ -200,11 +200,11 @@ mod tests {
 
     use super::*;
 
-    fn master() -> Master {
-        Master::new(StoreHost::Agent(WorkersStoreLimits::default()), "127.0.0.1".into(), None)
+    fn master() -> Rank0Port {
+        Rank0Port::new(StoreHost::Agent(WorkersStoreLimits::default()), "127.0.0.1".into(), None)
     }
 
-    fn begin(master: &mut Master, round: u64, rank_0: bool) -> Result<(), ServeError> {
+    fn begin(master: &mut Rank0Port, round: u64, rank_0: bool) -> Result<(), ServeError> {
         master.begin(round, rank_0, None, None)
     }
 
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn where_workers_serve_themselves_the_port_is_held_and_free_for_rank_0() {
-        let mut master = Master::new(StoreHost::Workers, "127.0.0.1".into(), None);
+        let mut master = Rank0Port::new(StoreHost::Workers, "127.0.0.1".into(), None);
         let endpoint = master.offer().unwrap();
         begin(&mut master, 1, true).unwrap();
         assert_eq!(connect(&endpoint).unwrap_err().kind(), ErrorKind::ConnectionRefused);

@@ -17,9 +17,9 @@ use tokio::time::Instant;
 
 use crate::workers::final_save::{self, FinalSave, Saving};
 use crate::workers::gpu_holders::GpuHolders;
-use crate::workers::group::{Group, Moved};
+use crate::workers::group::{LocalGroup, Moved};
+use crate::workers::guard_client::{Event, GuardClientError};
 use crate::workers::socket::{Awareness, WorkerSocket};
-use crate::workers::supervisor::{Event, SupervisorError};
 use crate::workers::watchdog::Watchdog;
 
 mod phase;
@@ -32,9 +32,9 @@ use warmth::{WarmingUp, Warmth};
 type Phase = LocalPhase<Pending, WarmingUp, Resting, Saving>;
 
 /// This node's workers.
-pub struct LocalWorkers {
+pub(crate) struct WorkersLifecycle {
     /// The workers' processes.
-    pub group: Group,
+    pub group: LocalGroup,
     /// The socket on which they talk to the agent.
     pub socket: WorkerSocket,
     /// Watches the workers for hangs.
@@ -54,7 +54,7 @@ pub struct LocalWorkers {
 }
 
 /// How the wait ended.
-pub enum Waited {
+pub(crate) enum Waited {
     /// The GPUs are free, or the wait for them was long enough. This waited for them.
     GpusFree(Waiting),
     /// A worker may have quiesced or be warm, or is overdue.
@@ -64,7 +64,7 @@ pub enum Waited {
 }
 
 /// Workers that are asked to quiesce.
-pub struct Resting {
+pub(crate) struct Resting {
     /// The workers must be stopped if they have not quiesced within this time.
     grace: Duration,
     began: Instant,
@@ -103,14 +103,14 @@ fn rest(living: &[Awareness], overdue: bool) -> Rest {
 }
 
 /// The guard is lost, and with it all workers.
-pub fn lost(error: SupervisorError) -> GroupReport {
+pub(crate) fn lost(error: GuardClientError) -> GroupReport {
     tracing::error!(%error, "cannot reach the workers");
     GroupReport::Stopped { master: None }
 }
 
 /// What waits until GPUs are free.
 #[derive(Clone)]
-pub enum Waiting {
+pub(crate) enum Waiting {
     /// The start of workers in their places.
     Start(Box<Start>),
     /// The start of workers ahead of their places.
@@ -119,7 +119,7 @@ pub enum Waiting {
 
 /// A start of workers ahead of their places.
 #[derive(Debug, Clone, Copy)]
-pub struct Ahead {
+pub(crate) struct Ahead {
     /// The round that forms without this node, or 0 before the node has joined. Logs are named after it.
     pub round: u64,
     /// Restarts charged to the job so far.
@@ -129,7 +129,7 @@ pub struct Ahead {
 }
 
 /// A start that waits until GPUs are free. Dropping it gives the start up.
-pub struct Pending {
+pub(crate) struct Pending {
     waiting: Waiting,
     free: JoinHandle<()>,
 }
@@ -140,17 +140,17 @@ impl Drop for Pending {
     }
 }
 
-impl LocalWorkers {
+impl WorkersLifecycle {
     /// The workers of a node on which none have been started yet.
-    pub fn new(
-        group: Group,
+    pub(crate) fn new(
+        group: LocalGroup,
         socket: WorkerSocket,
         watchdog: Watchdog,
         gpus: GpuHolders,
         quiesce_timeout: Duration,
         warm_up_limit: Duration,
-    ) -> LocalWorkers {
-        LocalWorkers {
+    ) -> WorkersLifecycle {
+        WorkersLifecycle {
             group,
             socket,
             watchdog,
@@ -164,7 +164,7 @@ impl LocalWorkers {
     }
 
     /// Adds to a failure how far this node's workers had come.
-    pub fn with_step(&self, report: GroupReport) -> GroupReport {
+    pub(crate) fn with_step(&self, report: GroupReport) -> GroupReport {
         match report {
             GroupReport::Ended { round, outcome: Outcome::Failed(failure) } => {
                 let step = self.socket.step_in(round);
@@ -175,7 +175,7 @@ impl LocalWorkers {
     }
 
     /// Starts the workers of a place, or lets the start wait for free GPUs: see [`wait`].
-    pub fn start(&mut self, start: Box<Start>) -> Option<GroupReport> {
+    pub(crate) fn start(&mut self, start: Box<Start>) -> Option<GroupReport> {
         self.forming = None;
         self.seat = start.round.sealed;
         self.group.follow(&start.spec);
@@ -183,8 +183,8 @@ impl LocalWorkers {
     }
 
     /// Starts the workers that do not run, ahead of their places, or lets this wait for free GPUs: see [`wait`].
-    /// [`LocalWorkers::settle`] reports when all are warm, or stops them if they cannot warm up.
-    pub fn warm_up(&mut self, ahead: Ahead) {
+    /// [`WorkersLifecycle::settle`] reports when all are warm, or stops them if they cannot warm up.
+    pub(crate) fn warm_up(&mut self, ahead: Ahead) {
         self.when_free(Waiting::Ahead(ahead));
     }
 
@@ -222,9 +222,9 @@ impl LocalWorkers {
         self.watch(report)
     }
 
-    /// Continues after a [`wait`], and returns its report if there is one. [`LocalWorkers::settle`] decides what
+    /// Continues after a [`wait`], and returns its report if there is one. [`WorkersLifecycle::settle`] decides what
     /// happens to workers that were asked to quiesce.
-    pub fn waited(&mut self, waited: Waited) -> Option<GroupReport> {
+    pub(crate) fn waited(&mut self, waited: Waited) -> Option<GroupReport> {
         match waited {
             Waited::GpusFree(waiting) => self.begin(waiting),
             Waited::RestMoved => None,
@@ -237,7 +237,7 @@ impl LocalWorkers {
 
     /// A second signal asks the agent to leave. Gives up a final save that is under way, and returns the report
     /// of it.
-    pub fn give_up_saving(&mut self) -> Option<GroupReport> {
+    pub(crate) fn give_up_saving(&mut self) -> Option<GroupReport> {
         let Phase::Saving(_) = self.phase else { return None };
         self.step(Input::Saved);
         tracing::warn!("the newest snapshot in memory is not saved: saving was interrupted");
@@ -245,7 +245,7 @@ impl LocalWorkers {
     }
 
     /// Handles an event of the workers, and returns the report of it.
-    pub async fn moved(&mut self, moved: Moved) -> Option<GroupReport> {
+    pub(crate) async fn moved(&mut self, moved: Moved) -> Option<GroupReport> {
         if let Moved::Workers(Event::Exited(exited)) = &moved {
             self.watchdog.ended(exited.local_rank);
         }
@@ -269,7 +269,7 @@ impl LocalWorkers {
     }
 
     /// What each worker can do that lives or is being started.
-    pub fn awareness(&self) -> Vec<Awareness> {
+    pub(crate) fn awareness(&self) -> Vec<Awareness> {
         let of = |local_rank| match self.group.has_started(local_rank) {
             true => self.socket.awareness(local_rank),
             false => Awareness::Unknown,
@@ -278,15 +278,15 @@ impl LocalWorkers {
     }
 
     /// Tells the workers that a round is forming.
-    pub fn forming(&mut self, round: u64, reason: &str) {
+    pub(crate) fn forming(&mut self, round: u64, reason: &str) {
         self.forming.get_or_insert_with(Instant::now);
         self.group.master().forming(round);
         self.socket.forming(round, reason, self.quiesce_timeout);
     }
 
     /// Asks the workers to quiesce once they know that a round is forming, or stops them, all within `grace`:
-    /// see [`LocalWorkers::settle`]. Gives up a start that waits.
-    pub fn quiesce(&mut self, grace: Duration) {
+    /// see [`WorkersLifecycle::settle`]. Gives up a start that waits.
+    pub(crate) fn quiesce(&mut self, grace: Duration) {
         self.watchdog.end();
         self.group.rest();
         let quiesce = self.quiesce_timeout.min(grace);
@@ -295,7 +295,7 @@ impl LocalWorkers {
 
     /// Checks whether workers that were asked to quiesce, or are to warm up, have done so, or must be stopped. Call this
     /// after every event.
-    pub fn settle(&mut self) -> Option<GroupReport> {
+    pub(crate) fn settle(&mut self) -> Option<GroupReport> {
         let resting = match &self.phase {
             Phase::Resting(resting) => resting,
             Phase::WarmingUp(warming) => {
@@ -343,7 +343,7 @@ impl LocalWorkers {
 
     /// The node's part has ended with `end`, and no worker is left. Begins to save what the workers left in memory, if
     /// no other node continues with it and there is time. Returns the report if there is nothing to wait for.
-    pub fn conclude(
+    pub(crate) fn conclude(
         &mut self,
         store: Option<&Arc<dyn Store>>,
         keys: &Keys,
@@ -361,11 +361,11 @@ impl LocalWorkers {
         None
     }
 
-    /// Begins to stop all workers, and gives up a start that waits. See [`Group::stop`].
+    /// Begins to stop all workers, and gives up a start that waits. See [`LocalGroup::stop`].
     ///
     /// # Errors
     /// The guard cannot be asked.
-    pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
+    pub(crate) fn stop(&mut self, grace: Duration) -> Result<(), GuardClientError> {
         self.step(Input::AtRest);
         self.watchdog.end();
         self.group.stop(grace)
@@ -373,7 +373,7 @@ impl LocalWorkers {
 }
 
 /// Waits for the event that the phase waits for. Waits for ever if it waits for nothing. The wait may be cancelled.
-pub async fn wait(phase: &mut Phase, forming: Option<Instant>, socket: &WorkerSocket) -> Waited {
+pub(crate) async fn wait(phase: &mut Phase, forming: Option<Instant>, socket: &WorkerSocket) -> Waited {
     match phase {
         Phase::Settled => std::future::pending().await,
         Phase::Pending(pending) => {

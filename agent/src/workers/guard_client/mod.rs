@@ -1,7 +1,7 @@
 //! The agent's async view of its workers: starts them, reports whether they started and how they ended, stops them all.
 //! What an end means is decided in `group.rs`.
 //!
-//! A driver holds one [`Supervisor`] and waits for [`Supervisor::next_event`] beside its other sources. Every method
+//! A driver holds one [`GuardClient`] and waits for [`GuardClient::next_event`] beside its other sources. Every method
 //! may be cancelled. Nothing here runs at intervals: the guard reports, and the only timer is the grace of a stop.
 
 mod error;
@@ -27,10 +27,11 @@ use crate::guard::{Exit, Guard, tree};
 use crate::machine::cpus::CpuSet;
 use crate::output::logs::Stdio;
 
-pub use error::{Refused, SpawnError, SupervisorError};
+pub(crate) use error::Refused;
+pub use error::{GuardClientError, SpawnError};
 pub(crate) use watch::readable;
 
-use error::Asked;
+use error::SpawnAttempt;
 
 /// A process that still lives this long after SIGKILL is reported.
 const SURVIVOR_NOTICE: Duration = Duration::from_secs(5);
@@ -65,7 +66,7 @@ pub struct Exited {
     pub at: Time,
 }
 
-/// What a [`Supervisor`] reports.
+/// What a [`GuardClient`] reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A worker's program runs.
@@ -107,14 +108,14 @@ pub enum Event {
 
 /// Owns the guard, and through it all workers of this node. Dropping it ends them.
 #[derive(Debug)]
-pub struct Supervisor {
+pub struct GuardClient {
     guard: Pid,
     link: Link,
     next_id: u64,
     /// All workers since the process tree was last empty.
     workers: BTreeMap<WorkerId, u32>,
     /// Workers that were asked for. The guard has not answered yet.
-    asked: BTreeMap<WorkerId, Asked>,
+    asked: BTreeMap<WorkerId, SpawnAttempt>,
     events: VecDeque<Event>,
     /// Whether some process below the guard may be alive.
     populated: bool,
@@ -145,15 +146,15 @@ enum StopPhase {
     Named,
 }
 
-impl Supervisor {
+impl GuardClient {
     /// Takes over the guard. Must be called within a tokio runtime.
     ///
     /// # Errors
     ///
     /// The runtime cannot watch the guard's socket.
-    pub fn new(guard: Guard) -> Result<Supervisor, SupervisorError> {
-        let socket = watch::readable(guard.channel).map_err(SupervisorError::Connection)?;
-        Ok(Supervisor {
+    pub fn new(guard: Guard) -> Result<GuardClient, GuardClientError> {
+        let socket = watch::readable(guard.channel).map_err(GuardClientError::Connection)?;
+        Ok(GuardClient {
             guard: guard.pid,
             link: Link::Up(socket),
             next_id: 0,
@@ -165,34 +166,6 @@ impl Supervisor {
         })
     }
 
-    /// The guard's process id.
-    pub fn guard_pid(&self) -> i32 {
-        self.guard.as_raw_pid()
-    }
-
-    /// Starts a worker and returns its process id as soon as its program runs. If this call is cancelled, the worker
-    /// may still run.
-    ///
-    /// # Errors
-    ///
-    /// [`SpawnError`] says what to do. No event follows for a worker that was not started.
-    pub async fn spawn(&mut self, spec: WorkerSpec) -> Result<i32, SpawnError> {
-        let asked_for = spec.local_rank;
-        let worker = self.request_spawn(spec)?;
-        while self.asked.contains_key(&worker) {
-            if !matches!(self.link, Link::Up(_)) {
-                return Err(SupervisorError::GuardLost.into());
-            }
-            self.turn().await;
-        }
-        let is_answer = |event: &Event| matches!(event, Event::Started { local_rank, .. } | Event::NotStarted { local_rank, .. } if *local_rank == asked_for);
-        match self.events.iter().rposition(is_answer).and_then(|place| self.events.remove(place)) {
-            Some(Event::Started { pid, .. }) => Ok(pid),
-            Some(Event::NotStarted { refused, .. }) => Err(refused.explain()),
-            _ => Err(SupervisorError::GuardLost.into()),
-        }
-    }
-
     /// Asks the guard to start a worker. [`Event::Started`] or [`Event::NotStarted`] follows, however long it takes to
     /// read the program. Several workers may be asked for at once.
     ///
@@ -200,14 +173,10 @@ impl Supervisor {
     ///
     /// [`SpawnError`] says what to do. No event follows.
     pub fn begin_spawn(&mut self, spec: WorkerSpec) -> Result<(), SpawnError> {
-        self.request_spawn(spec).map(drop)
-    }
-
-    fn request_spawn(&mut self, spec: WorkerSpec) -> Result<WorkerId, SpawnError> {
         if self.stopping.is_some() {
             return Err(SpawnError::Stopping);
         }
-        let asked = Asked::new(&spec)?;
+        let asked = SpawnAttempt::new(&spec)?;
         let worker = WorkerId(self.next_id);
         self.next_id += 1;
         let WorkerSpec { local_rank, argv, env, cwd, stdio, cpus } = spec;
@@ -228,7 +197,7 @@ impl Supervisor {
         self.send(&GuardRequest::Spawn { worker, arguments, stdout, stderr, cpus: cpus.mask() }, &descriptors)?;
         self.workers.insert(worker, local_rank);
         self.asked.insert(worker, asked);
-        Ok(worker)
+        Ok(())
     }
 
     /// The next event. Never ends. After [`Event::GuardLost`] no more events come.
@@ -262,7 +231,7 @@ impl Supervisor {
     /// # Errors
     ///
     /// The guard cannot be reached.
-    pub fn signal(&mut self, local_rank: u32, signal: Signal) -> Result<(), SupervisorError> {
+    pub fn signal(&mut self, local_rank: u32, signal: Signal) -> Result<(), GuardClientError> {
         let worker = self.workers.iter().rev().find(|(_, rank)| **rank == local_rank).map(|(id, _)| *id);
         match worker {
             Some(worker) => self.send(&GuardRequest::Signal { worker, signal: signal.as_raw() }, &[]),
@@ -278,7 +247,7 @@ impl Supervisor {
     /// # Errors
     ///
     /// The guard cannot be reached.
-    pub fn begin_stop(&mut self, signal: Signal, grace: Duration) -> Result<(), SupervisorError> {
+    pub fn begin_stop(&mut self, signal: Signal, grace: Duration) -> Result<(), GuardClientError> {
         if !self.populated && self.asked.is_empty() {
             if self.stopping.is_none() {
                 self.events.push_back(Event::Stopped);
@@ -300,32 +269,12 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Calls [`begin_stop`](Self::begin_stop) and waits until nothing is left. Other events remain for
-    /// [`next_event`](Self::next_event).
-    ///
-    /// # Errors
-    ///
-    /// The guard cannot be reached, or ends meanwhile.
-    pub async fn stop_all(&mut self, signal: Signal, grace: Duration) -> Result<(), SupervisorError> {
-        self.begin_stop(signal, grace)?;
-        loop {
-            if let Some(place) = self.events.iter().position(|event| *event == Event::Stopped) {
-                self.events.remove(place);
-                return Ok(());
-            }
-            if !matches!(self.link, Link::Up(_)) {
-                return Err(SupervisorError::GuardLost);
-            }
-            self.turn().await;
-        }
-    }
-
     /// Sets the time at which the guard kills everything, unless a later call moves it. `None`: never.
     ///
     /// # Errors
     ///
     /// The guard cannot be reached.
-    pub fn set_deadline(&mut self, until: Option<Time>) -> Result<(), SupervisorError> {
+    pub fn set_deadline(&mut self, until: Option<Time>) -> Result<(), GuardClientError> {
         self.send(&GuardRequest::Deadline { until: until.map(Stamp::from), sent: Time::now().into() }, &[])
     }
 
@@ -335,7 +284,7 @@ impl Supervisor {
     /// # Errors
     ///
     /// The guard cannot be reached.
-    pub fn hold(&mut self, descriptor: impl AsFd) -> Result<(), SupervisorError> {
+    pub fn hold(&mut self, descriptor: impl AsFd) -> Result<(), GuardClientError> {
         self.send(&GuardRequest::Hold, &[descriptor.as_fd()])
     }
 
@@ -353,18 +302,22 @@ impl Supervisor {
         }
     }
 
-    fn kill(&mut self, signal: Signal) -> Result<(), SupervisorError> {
+    fn kill(&mut self, signal: Signal) -> Result<(), GuardClientError> {
         self.send(&GuardRequest::Kill, &[])?;
         self.stopping = Some(Stopping { signal, phase: StopPhase::Killed(Instant::now() + SURVIVOR_NOTICE) });
         Ok(())
     }
 
-    fn send(&self, request: &GuardRequest, descriptors: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), SupervisorError> {
-        let Link::Up(socket) = &self.link else { return Err(SupervisorError::GuardLost) };
+    fn send(
+        &self,
+        request: &GuardRequest,
+        descriptors: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(), GuardClientError> {
+        let Link::Up(socket) = &self.link else { return Err(GuardClientError::GuardLost) };
         socket.get_ref().send(request, descriptors).map_err(|e| match e.kind() {
-            io::ErrorKind::WouldBlock => SupervisorError::GuardStuck { pid: self.guard.as_raw_pid() },
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => SupervisorError::GuardLost,
-            _ => SupervisorError::Connection(e),
+            io::ErrorKind::WouldBlock => GuardClientError::GuardStuck { pid: self.guard.as_raw_pid() },
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => GuardClientError::GuardLost,
+            _ => GuardClientError::Connection(e),
         })
     }
 

@@ -13,7 +13,7 @@ use super::WorkerSpec;
 
 /// The guard cannot be reached.
 #[derive(Debug, thiserror::Error)]
-pub enum SupervisorError {
+pub enum GuardClientError {
     /// The guard has ended. [`Event::GuardLost`](super::Event::GuardLost) tells how.
     #[error("the guard process is gone, and with it every worker; start the agent again")]
     GuardLost,
@@ -112,7 +112,7 @@ pub enum SpawnError {
     Damaged(String),
     /// The guard cannot be reached.
     #[error(transparent)]
-    Supervisor(#[from] SupervisorError),
+    GuardClient(#[from] GuardClientError),
 }
 
 impl SpawnError {
@@ -121,7 +121,7 @@ impl SpawnError {
         match self {
             SpawnError::NoRoom(_) => true,
             SpawnError::Directory { cause, .. } | SpawnError::Other { cause, .. } => is_shortage(cause.raw_os_error()),
-            SpawnError::Supervisor(SupervisorError::Connection(cause)) => is_shortage(cause.raw_os_error()),
+            SpawnError::GuardClient(GuardClientError::Connection(cause)) => is_shortage(cause.raw_os_error()),
             _ => false,
         }
     }
@@ -130,12 +130,12 @@ impl SpawnError {
 /// Why the guard or the kernel refused to start a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    asked: Asked,
+    asked: SpawnAttempt,
     refusal: SpawnRefusal,
 }
 
 impl Refused {
-    pub(super) fn new(asked: Asked, refusal: SpawnRefusal) -> Refused {
+    pub(super) fn new(asked: SpawnAttempt, refusal: SpawnRefusal) -> Refused {
         Refused { asked, refusal }
     }
 
@@ -152,7 +152,7 @@ impl Refused {
 
 /// The parts of a spec that an error message names, kept while the guard works on the spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct SpawnAttempt {
     program: OsString,
     path: Option<OsString>,
     directory: PathBuf,
@@ -161,8 +161,8 @@ pub(super) struct Asked {
     largest: (usize, String),
 }
 
-impl Asked {
-    pub(super) fn new(spec: &WorkerSpec) -> Result<Asked, SpawnError> {
+impl SpawnAttempt {
+    pub(super) fn new(spec: &WorkerSpec) -> Result<SpawnAttempt, SpawnError> {
         let program = spec.argv.first().ok_or(SpawnError::NoProgram)?.clone();
         let named = |name: &OsStr| format!("environment variable {}", name.display());
         let arguments =
@@ -187,7 +187,7 @@ impl Asked {
             return Err(SpawnError::Malformed("the working directory".to_owned()));
         }
         let path = spec.env.get(OsStr::new("PATH")).cloned();
-        Ok(Asked { program, path, directory: spec.cwd.clone(), cpus: spec.cpus.clone(), total, largest })
+        Ok(SpawnAttempt { program, path, directory: spec.cwd.clone(), cpus: spec.cpus.clone(), total, largest })
     }
 
     fn explain(self, refusal: SpawnRefusal) -> SpawnError {

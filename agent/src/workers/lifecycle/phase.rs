@@ -11,7 +11,7 @@
 
 /// What the node waits for. `P`, `W`, `R` and `S` hold what each wait needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LocalPhase<P, W, R, S> {
+pub(crate) enum LocalPhase<P, W, R, S> {
     /// Nothing.
     #[default]
     Settled,
@@ -27,7 +27,7 @@ pub enum LocalPhase<P, W, R, S> {
 
 /// An event that changes the node's wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Input<P, W, R, S> {
+pub(crate) enum Input<P, W, R, S> {
     /// Workers are to be started when their GPUs are free.
     StartWhenFree(P),
     /// Workers are started ahead of their round.
@@ -47,7 +47,7 @@ pub enum Input<P, W, R, S> {
 impl<P, W, R, S> LocalPhase<P, W, R, S> {
     /// The phase after this input. Whatever the wait before it needed is dropped, which ends that wait.
     #[must_use]
-    pub fn step(self, input: Input<P, W, R, S>) -> LocalPhase<P, W, R, S> {
+    pub(crate) fn step(self, input: Input<P, W, R, S>) -> LocalPhase<P, W, R, S> {
         match (self, input) {
             (_, Input::Saved) => LocalPhase::Settled,
             (saving @ LocalPhase::Saving(_), _) => saving,
