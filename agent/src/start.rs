@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use elastic_coordinator::listener;
+use elastic_store::listener;
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
 

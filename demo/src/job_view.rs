@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use elastic_coordinator::job::{Checkpoint, Keys, NodeId, NodeRecord, RankRecord, RoundRecord, RoundState, Versioned};
-use elastic_coordinator::store::{Event, KeyValue, Revision, WatchUpdate};
+use elastic_rendezvous::job::{Checkpoint, Keys, NodeId, NodeRecord, RankRecord, RoundRecord, RoundState, Versioned};
+use elastic_store::{Event, KeyValue, Revision, WatchUpdate};
 
 /// A round that was sealed.
 #[derive(Debug, Clone)]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use elastic_coordinator::job::{JobId, Keys};
-use elastic_coordinator::store::{Op, Scope, Store, Watcher};
+use elastic_rendezvous::job::{JobId, Keys};
+use elastic_store::{Op, Scope, Store, Watcher};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 

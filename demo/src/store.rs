@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 
 use anyhow::Context;
-use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer};
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
+use elastic_store::embedded::{EmbeddedError, EmbeddedServer};
+use elastic_store::etcd::{EtcdConfig, EtcdStore};
 use tokio::sync::oneshot;
 
 /// The store of both runs, connected.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use elastic_coordinator::job::{FailureClass, JobId, Keys, LeaderRecord, Spec, Timings, Versioned};
-use elastic_coordinator::store::Store;
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
+use elastic_rendezvous::job::{FailureClass, JobId, Keys, LeaderRecord, Spec, Timings, Versioned};
+use elastic_store::Store;
+use elastic_store::etcd::{EtcdConfig, EtcdStore};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::http::get;
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};

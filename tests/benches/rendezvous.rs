@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use elastic_coordinator::job::{FailureClass, JobId, Keys, Spec, Timings};
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
-use elastic_coordinator::store::{Op, OpResult, Store, Txn};
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::job::{FailureClass, JobId, Keys, Spec, Timings};
+use elastic_rendezvous::time::Time;
+use elastic_store::etcd::{EtcdConfig, EtcdStore};
+use elastic_store::{Op, OpResult, Store, Txn};
 use elastic_tests::counting_store::CountingStore;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35};
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
@@ -126,7 +126,7 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
         async move { start_node(store, keys, &job, spec, &format!("n{index}")).await }
     };
     let come = async |count: u32| -> Result<()> {
-        let until = Time::now() + WITHIN;
+        let until = elastic_store::clock::now() + WITHIN;
         loop {
             // Where thousands come, etcd may be late with an answer.
             if let Ok(read) = watcher.txn(Txn::of([Op::count(keys.nodes()), Op::get(keys.leader())])).await
@@ -136,7 +136,7 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
             {
                 return Ok(());
             }
-            anyhow::ensure!(Time::now() < until, "not all nodes came to wait");
+            anyhow::ensure!(elastic_store::clock::now() < until, "not all nodes came to wait");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -155,7 +155,7 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
     come(size - 1).await?;
     let mut first_calls = calls();
 
-    let (begun, before) = (Time::now(), used(&leader, etcd)?);
+    let (begun, before) = (elastic_store::clock::now(), used(&leader, etcd)?);
     nodes.push(start(0, store(0)).await?);
     let first = all_run(&mut nodes, 1, size).await?.since(begun);
     let joining = used(&leader, etcd)?.since(before);
@@ -173,7 +173,7 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
         calls();
     }
 
-    let (begun, before) = (Time::now(), used(&leader, etcd)?);
+    let (begun, before) = (elastic_store::clock::now(), used(&leader, etcd)?);
     nodes.last().context("a node")?.fail(FailureClass::Own, "on purpose");
     let again = all_run(&mut nodes, 2, size).await?.since(begun);
     let forming = used(&leader, etcd)?.since(before);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use elastic_coordinator::store::{LeaseId, Result, Revision, Scope, Store, Txn, TxnResult, Watcher};
+use elastic_store::{LeaseId, Result, Revision, Scope, Store, Txn, TxnResult, Watcher};
 
 /// The kind under which keys that were read are counted.
 pub const KEYS: &str = "keys read";

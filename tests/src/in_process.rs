@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use elastic_coordinator::job::{
+use elastic_node::{Command, GroupReport, Node, Parting, Status};
+use elastic_rendezvous::job::{
     Endpoint, Failure, FailureClass, JobId, JobSecret, Keys, NodeRecord, Release, Spec, Timings, samples,
 };
-use elastic_coordinator::listener::listen;
-use elastic_coordinator::node::{Command, GroupReport, Node, Parting, Status};
-use elastic_coordinator::rendezvous::{MemberSetup, Outcome, Start};
-use elastic_coordinator::store::Store;
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::time::Time;
+use elastic_rendezvous::{MemberSetup, Outcome, Start};
+use elastic_store::Store;
+use elastic_store::listener::listen;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -70,7 +70,7 @@ pub async fn start_node(
             match command {
                 Command::Start(start) => {
                     let round = start.round.number;
-                    place_tx.send_replace(Some((*start, Time::now())));
+                    place_tx.send_replace(Some((*start, elastic_store::clock::now())));
                     let _ = worker_reports.send(GroupReport::Started(round));
                 }
                 Command::Quiesce(_) | Command::WarmUp { .. } | Command::Stop(_) | Command::Kill => {
@@ -80,7 +80,7 @@ pub async fn start_node(
                 Command::Fence(_) | Command::Leaving(_) | Command::Forming(..) | Command::Conclude(..) => {}
                 Command::Say(line) => {
                     if std::env::var_os("ELASTIC_SHOW").is_some() {
-                        eprintln!("{:?} {line}", Time::now());
+                        eprintln!("{:?} {line}", elastic_store::clock::now());
                     }
                 }
             }

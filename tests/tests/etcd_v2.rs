@@ -4,15 +4,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use elastic_coordinator::etcd_v2::{Answer, Entry, EtcdV2, Keyspace, News, Only, Refusal, Request};
-use elastic_coordinator::node::Status;
-use elastic_coordinator::store::StoreError;
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdTls, EtcdUser, Secret};
-use elastic_coordinator::torchelastic::{Membership, Paths};
-use elastic_coordinator::workers::barrier::{BarrierError, meet_on_v2};
+use elastic_node::Membership;
+use elastic_node::Status;
+use elastic_node::requests::barrier::BarrierError;
+use elastic_store::StoreError;
+use elastic_store::etcd::{EtcdConfig, EtcdTls, EtcdUser, Secret};
 use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions, EtcdServer, version_server};
 use elastic_tests::proxy::FaultProxy;
 use elastic_tests::wait::{eventually, within};
+use elastic_torchelastic::etcd_v2::{Answer, Entry, EtcdV2, Keyspace, News, Only, Refusal, Request};
+use elastic_torchelastic::{Paths, meet_on_v2};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use elastic_coordinator::embedded::EmbeddedServer;
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
-use elastic_coordinator::store::{
+use elastic_store::embedded::EmbeddedServer;
+use elastic_store::etcd::{EtcdConfig, EtcdStore};
+use elastic_store::{
     Event, Guard, KeyValue, Op, OpResult, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher,
 };
 use elastic_tests::etcd::{EtcdCluster, EtcdOptions};

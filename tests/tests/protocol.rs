@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use elastic_coordinator::embedded::MemoryStore;
-use elastic_coordinator::embedded::mvcc::Limits;
-use elastic_coordinator::job::{FailureClass, JobId, Keys, NodeId, NodeRecord, Phase, Sealed, Spec};
-use elastic_coordinator::node::Parting;
-use elastic_coordinator::rendezvous::End;
-use elastic_coordinator::store::{
+use elastic_node::Parting;
+use elastic_node::requests::checkpoint::{LastWord, last_word};
+use elastic_rendezvous::End;
+use elastic_rendezvous::job::{FailureClass, JobId, Keys, NodeId, NodeRecord, Phase, Sealed, Spec};
+use elastic_store::embedded::MemoryStore;
+use elastic_store::embedded::mvcc::Limits;
+use elastic_store::{
     self, Event, KeyValue, LeaseId, Op, Revision, Scope, Store, StoreError, Txn, TxnResult, WatchUpdate, Watcher,
 };
-use elastic_coordinator::workers::checkpoint::{LastWord, last_word};
 use elastic_tests::counting_store::{CountingStore, KEYS};
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
 use elastic_tests::wait::eventually;
@@ -86,11 +86,11 @@ struct RefusesLeaders(Arc<dyn Store>);
 
 #[async_trait]
 impl Store for RefusesLeaders {
-    async fn txn(&self, txn: Txn) -> store::Result<TxnResult> {
+    async fn txn(&self, txn: Txn) -> elastic_store::Result<TxnResult> {
         self.0.txn(txn).await
     }
 
-    async fn watch(&self, scope: Scope, from: Revision) -> store::Result<Watcher> {
+    async fn watch(&self, scope: Scope, from: Revision) -> elastic_store::Result<Watcher> {
         match scope {
             Scope::Prefix(prefix) if prefix.ends_with("/nodes/") => {
                 Err(StoreError::Denied { endpoints: "e".into(), cause: "permission denied".into() })
@@ -99,15 +99,15 @@ impl Store for RefusesLeaders {
         }
     }
 
-    async fn grant(&self, ttl: Duration) -> store::Result<LeaseId> {
+    async fn grant(&self, ttl: Duration) -> elastic_store::Result<LeaseId> {
         self.0.grant(ttl).await
     }
 
-    async fn keep_alive(&self, lease: LeaseId) -> store::Result<Option<Duration>> {
+    async fn keep_alive(&self, lease: LeaseId) -> elastic_store::Result<Option<Duration>> {
         self.0.keep_alive(lease).await
     }
 
-    async fn revoke(&self, lease: LeaseId) -> store::Result<()> {
+    async fn revoke(&self, lease: LeaseId) -> elastic_store::Result<()> {
         self.0.revoke(lease).await
     }
 }

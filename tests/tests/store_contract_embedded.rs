@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use elastic_coordinator::embedded::MemoryStore;
-use elastic_coordinator::embedded::mvcc::Limits;
-use elastic_coordinator::embedded::{EmbeddedServer, Hub};
-use elastic_coordinator::store::Store;
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
+use elastic_store::Store;
+use elastic_store::embedded::MemoryStore;
+use elastic_store::embedded::mvcc::Limits;
+use elastic_store::embedded::{EmbeddedServer, Hub};
+use elastic_store::etcd::{EtcdConfig, EtcdStore};
 use elastic_tests::contract::{Compact, Subject};
 
 fn compact(hub: Arc<Hub>) -> Compact {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use elastic_coordinator::job::{OnStoreLoss, Protocols, Timings};
+use elastic_rendezvous::job::{OnStoreLoss, Protocols, Timings};
 
 use super::error::{Refusal, UsageError};
 use super::flags::Setting;

@@ -1,6 +1,6 @@
 //! Store endpoints, `host[:port]`.
 
-use elastic_coordinator::job::Endpoint;
+use elastic_rendezvous::job::Endpoint;
 
 use super::error::Refusal;
 

@@ -21,7 +21,7 @@ mod watch;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use elastic_coordinator::job::{JobId, OnStoreLoss, Protocols, Release, RestartPolicy, Spec, Timings};
+use elastic_rendezvous::job::{JobId, OnStoreLoss, Protocols, Release, RestartPolicy, Spec, Timings};
 use tracing::Level;
 use uuid::Uuid;
 

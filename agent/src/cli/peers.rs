@@ -4,8 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use elastic_coordinator::job::Endpoint;
-use elastic_coordinator::tls::TlsFiles;
+use elastic_rendezvous::job::Endpoint;
+use elastic_store::tls::TlsFiles;
 
 use super::error::{Refusal, UsageError};
 use super::flags::Settings;

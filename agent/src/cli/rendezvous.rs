@@ -1,6 +1,6 @@
 //! Which store a job meets through, from backend, endpoint, `--standalone` and `--rdzv-conf` together.
 
-use elastic_coordinator::job::Endpoint;
+use elastic_rendezvous::job::Endpoint;
 
 use super::conf::Conf;
 use super::endpoint;

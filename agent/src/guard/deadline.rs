@@ -1,6 +1,6 @@
 //! When the guard must act by itself: the deadline, as a pure value. The agent works out its fence point and sends it.
 
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::time::Time;
 
 /// The last deadline that the agent sent.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use std::ffi::CString;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::time::Time;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions};
@@ -171,7 +171,7 @@ impl Keeper {
         stdout: Option<OwnedFd>,
         stderr: Option<OwnedFd>,
     ) -> Result<(), SpawnRefusal> {
-        if self.deadline.passed(Time::now()) {
+        if self.deadline.passed(elastic_store::clock::now()) {
             return Err(SpawnRefusal::Deadline);
         }
         if self.killing {
@@ -259,14 +259,14 @@ impl Keeper {
     }
 
     fn check_deadline(&mut self) {
-        if self.deadline.passed(Time::now()) {
+        if self.deadline.passed(elastic_store::clock::now()) {
             self.kill_by_deadline();
         }
     }
 
     fn kill_by_deadline(&mut self) {
         if self.populated && !self.killing {
-            self.outbox.push_back(Notice::DeadlinePassed { at: Stamp::from(Time::now()) });
+            self.outbox.push_back(Notice::DeadlinePassed { at: Stamp::from(elastic_store::clock::now()) });
             self.kill();
         }
     }
@@ -352,7 +352,7 @@ impl Keeper {
         };
         worker.alive = false;
         if !worker.refused {
-            let at = Stamp::from(Time::now());
+            let at = Stamp::from(elastic_store::clock::now());
             self.outbox.push_back(Notice::Exited { worker: *id, pid: pid.as_raw_pid(), exit, at });
         }
     }

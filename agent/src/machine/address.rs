@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
-use elastic_coordinator::job::Endpoint;
+use elastic_rendezvous::job::Endpoint;
 
 /// Where an advertised address comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

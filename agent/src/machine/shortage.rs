@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::time::Time;
 
 /// The first pause. Each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(250);

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use elastic_coordinator::job::Keys;
-use elastic_coordinator::rendezvous::End;
+use elastic_rendezvous::End;
+use elastic_rendezvous::job::Keys;
 
 use crate::output::logs::{Console, ConsoleStream};
 use crate::output::outcome::recorded;

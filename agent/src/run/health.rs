@@ -19,10 +19,9 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use elastic_coordinator::listener::{Port, Share, listen};
-use elastic_coordinator::node::Status;
-use elastic_coordinator::time::Time;
-use elastic_coordinator::tls::MutualTls;
+use elastic_node::Status;
+use elastic_store::listener::{Port, Share, listen};
+use elastic_store::tls::MutualTls;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -104,7 +103,7 @@ impl Health {
 
 impl Joined {
     fn state(&self, job: &str) -> Value {
-        let now = Time::now();
+        let now = elastic_store::clock::now();
         let status = self.status.borrow().clone();
         let group = self.group.borrow().clone();
         let workers: Vec<Value> = group
@@ -165,7 +164,7 @@ async fn metrics(State(health): State<Arc<Health>>) -> Response {
         Some(joined) => {
             let gpus = joined.gpus.look().await;
             let Joined { status, group, steps, metrics, .. } = &*joined;
-            metrics.render(Time::now(), &status.borrow(), &group.borrow(), steps, &gpus)
+            metrics.render(elastic_store::clock::now(), &status.borrow(), &group.borrow(), steps, &gpus)
         }
     };
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

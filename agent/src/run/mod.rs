@@ -18,11 +18,11 @@ mod setup;
 
 use std::path::Path;
 
-use elastic_coordinator::job::Endpoint;
-use elastic_coordinator::node::logs::READERS;
-use elastic_coordinator::node::trust;
-use elastic_coordinator::rendezvous::End;
-use elastic_coordinator::tls::MutualTls;
+use elastic_node::logs::READERS;
+use elastic_node::trust;
+use elastic_rendezvous::End;
+use elastic_rendezvous::job::Endpoint;
+use elastic_store::tls::MutualTls;
 use tokio::sync::mpsc;
 
 use crate::cli::{Dialect, Options};

@@ -5,10 +5,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::{Keys, ProgressRecord, RoundProgress, StepDone, Versioned, to_json};
-use elastic_coordinator::node::Status;
-use elastic_coordinator::store::{Guard, Op, Revision, Store, StoreError};
-use elastic_coordinator::time::{Time, date};
+use elastic_node::Status;
+use elastic_rendezvous::job::{Keys, ProgressRecord, RoundProgress, StepDone, Versioned, to_json};
+use elastic_rendezvous::time::Time;
+use elastic_store::{Guard, Op, Revision, Store, StoreError};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
@@ -126,7 +126,7 @@ impl JobProgress {
     /// What this node's workers have reported, if it is for this node to tell.
     fn seen(&self, generation: u64) -> Option<RoundProgress> {
         let Furthest { round, progress, .. } = (self.furthest)().filter(|furthest| furthest.group_rank == 0)?;
-        let (now, now_ms) = (Time::now(), date::now_ms());
+        let (now, now_ms) = (elastic_store::clock::now(), elastic_store::clock::epoch_ms());
         let done = |(step, at): (u64, Time)| {
             let ago = u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX);
             StepDone { step, at_ms: now_ms.saturating_sub(ago) }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use elastic_coordinator::job::{Endpoint, JobSecret, Keys, NodeRecord, Spec};
-use elastic_coordinator::node::{Command, GroupReport, Parting, random_bytes};
-use elastic_coordinator::rendezvous::{End, MemberSetup, Start};
-use elastic_coordinator::store::Store;
+use elastic_node::{Command, GroupReport, Parting, random_bytes};
+use elastic_rendezvous::job::{Endpoint, JobSecret, Keys, NodeRecord, Spec};
+use elastic_rendezvous::{End, MemberSetup, Start};
+use elastic_store::Store;
 use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release, RoundRecord, Spec, Versioned};
-use elastic_coordinator::node::Node;
-use elastic_coordinator::node::logs::LogRequest;
-use elastic_coordinator::node::torchelastic::TorchElastic;
-use elastic_coordinator::store::{Op, OpResult, Store, Txn};
-use elastic_coordinator::tls::MutualTls;
-use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
+use elastic_node::Node;
+use elastic_node::logs::LogRequest;
+use elastic_rendezvous::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release, RoundRecord, Spec, Versioned};
+use elastic_store::tls::MutualTls;
+use elastic_store::{Op, OpResult, Store, Txn};
+use elastic_torchelastic::TorchElastic;
+use elastic_torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use elastic_coordinator::job::{JobId, Vacancy};
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::job::{JobId, Vacancy};
+use elastic_rendezvous::time::Time;
 
 /// How long a job must lack a node before an idle host goes there: an agent that is started again by its supervisor is
 /// back sooner.

@@ -4,9 +4,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::overview::{Job, Overview};
-use elastic_coordinator::job::{JobId, Keys, RoundState, Vacancy};
-use elastic_coordinator::store::{Guard, LeaseId, Mirror, Op, Revision, Store, StoreError};
+use elastic_rendezvous::job::overview::{Job, Overview};
+use elastic_rendezvous::job::{JobId, Keys, RoundState, Vacancy};
+use elastic_store::{Guard, LeaseId, Mirror, Op, Revision, Store, StoreError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;

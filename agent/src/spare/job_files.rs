@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use elastic_coordinator::job::JobId;
+use elastic_rendezvous::job::JobId;
 use uuid::Uuid;
 
 use crate::cli::{self, Dialect, Options, Stop};
@@ -122,7 +122,7 @@ mod tests {
         for (text, word) in [
             ("--standalone train.py", "etcd's v3 API alone"),
             ("--rdzv-backend=etcd-v2 --rdzv-endpoint=e train.py", "etcd's v3 API alone"),
-            (FLAGS, "nothing to run is named"),
+            (FLAGS, "no program is named"),
             ("--rdzv-id='J", "a quote is not closed"),
             ("--help", "asks for help"),
         ] {

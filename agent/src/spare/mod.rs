@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use elastic_coordinator::job::{JobId, Keys};
-use elastic_coordinator::store::etcd::EtcdStore;
-use elastic_coordinator::store::{Revision, Store, StoreError};
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::job::{JobId, Keys};
+use elastic_rendezvous::time::Time;
+use elastic_store::etcd::EtcdStore;
+use elastic_store::{Revision, Store, StoreError};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
@@ -70,11 +70,11 @@ pub(crate) async fn run(options: SpareOptions) -> anyhow::Result<u8> {
     );
     let mut rescan = tokio::time::interval(RESCAN);
     loop {
-        let again = host.settle(Time::now()).await;
-        let again = again.map_or(RESCAN, |at| at.since(Time::now()));
+        let again = host.settle(elastic_store::clock::now()).await;
+        let again = again.map_or(RESCAN, |at| at.since(elastic_store::clock::now()));
         tokio::select! {
-            Some(news) = inbox.recv() => host.heard(Time::now(), news),
-            ended = host.agent_ends() => host.ended(Time::now(), ended),
+            Some(news) = inbox.recv() => host.heard(elastic_store::clock::now(), news),
+            ended = host.agent_ends() => host.ended(elastic_store::clock::now(), ended),
             caught = signals.next() => {
                 host.leave(caught.0, &mut signals).await;
                 return Ok(0);

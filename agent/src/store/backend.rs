@@ -5,17 +5,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::embedded::MemoryStore;
-use elastic_coordinator::embedded::mvcc::Limits;
-use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer, Options};
-use elastic_coordinator::etcd_v2::EtcdV2;
-use elastic_coordinator::job::{Endpoint, Timings};
-use elastic_coordinator::node::torchelastic::met_on_v2;
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
-use elastic_coordinator::store::metered::{CallObserver, Metered};
-use elastic_coordinator::store::{Store, StoreError};
-use elastic_coordinator::time::Time;
-use elastic_coordinator::tls::MutualTls;
+use elastic_rendezvous::job::{Endpoint, Timings};
+use elastic_rendezvous::time::Time;
+use elastic_store::embedded::MemoryStore;
+use elastic_store::embedded::mvcc::Limits;
+use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Options};
+use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
+use elastic_store::metered::{CallObserver, Metered};
+use elastic_store::tls::MutualTls;
+use elastic_store::{Store, StoreError};
+use elastic_torchelastic::etcd_v2::EtcdV2;
+use elastic_torchelastic::met_on_v2;
 use tokio::net::TcpStream;
 
 use crate::machine::address::names_loopback;
@@ -125,7 +125,7 @@ impl Backend {
             let refuses = matches!(&dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused);
             // Any key will do: "no such key" is also an answer.
             let gone = refuses && !matches!(tokio::time::timeout(every, store.get("/")).await, Ok(Ok(_)));
-            let now = Time::now();
+            let now = elastic_store::clock::now();
             gone_since = gone_since.or(Some(now)).filter(|_| gone);
             if gone_since.is_some_and(|since| now.since(since) >= timings.lease_ttl) {
                 return;
@@ -268,17 +268,17 @@ async fn until_it_answers<T, E: Into<BackendError>>(
     patience: Duration,
     ask: impl AsyncFn() -> Result<T, E>,
 ) -> Result<T, BackendError> {
-    let begun = Time::now();
+    let begun = elastic_store::clock::now();
     let mut said: Option<Time> = None;
     loop {
         match ask().await.map_err(E::into) {
             Ok(found) => return Ok(found),
             Err(error) if !error.is_transient() => return Err(error),
-            Err(last) if Time::now().since(begun) >= patience => {
+            Err(last) if elastic_store::clock::now().since(begun) >= patience => {
                 return Err(BackendError::NeverAnswered { last: Box::new(last), within: patience });
             }
             Err(error) => {
-                let now = Time::now();
+                let now = elastic_store::clock::now();
                 if said.is_none_or(|at| now.since(at) >= SELDOM) {
                     said = Some(now);
                     tracing::warn!("{error}; waiting for it, up to join_timeout ({patience:?})");
@@ -297,7 +297,7 @@ async fn hosted(
     way: Way<'_>,
     patience: Duration,
 ) -> Result<Backend, BackendError> {
-    let begun = Time::now();
+    let begun = elastic_store::clock::now();
     let own = match is_host {
         Some(is_host) => is_host,
         None => {
@@ -331,7 +331,7 @@ async fn hosted(
     config.peers = way.tls.cloned();
     // What speaks our TLS is no etcd of before v3.
     let v2 = way.tls.is_none().then(|| EtcdV2::connect(config.clone())).transpose()?;
-    let left = patience.saturating_sub(Time::now().since(begun));
+    let left = patience.saturating_sub(elastic_store::clock::now().since(begun));
     let backend = etcd(config, v2.as_ref(), left).await.map_err(|error| match error {
         BackendError::Store(StoreError::Tls { endpoints, .. }) if way.tls.is_none() => {
             let cause =

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use elastic_coordinator::job::Endpoint;
+use elastic_rendezvous::job::Endpoint;
 
 /// The store that nodes meet through.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use elastic_coordinator::etcd_v2::EtcdV2;
-use elastic_coordinator::job::Keys;
-use elastic_coordinator::node::torchelastic::TorchElastic;
-use elastic_coordinator::node::{Command, GroupReport, Node, Parting, Status};
-use elastic_coordinator::rendezvous::MemberSetup;
-use elastic_coordinator::store::Store;
-use elastic_coordinator::torchelastic::Paths;
+use elastic_node::{Command, GroupReport, Node, Parting, Status};
+use elastic_rendezvous::MemberSetup;
+use elastic_rendezvous::job::Keys;
+use elastic_store::Store;
+use elastic_torchelastic::Paths;
+use elastic_torchelastic::TorchElastic;
+use elastic_torchelastic::etcd_v2::EtcdV2;
 use tokio::sync::{mpsc, watch};
 
 /// The store, and the protocol by which nodes meet on it.

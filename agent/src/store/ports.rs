@@ -24,7 +24,7 @@ pub(crate) async fn listen(hosts: &[&str], port: u16) -> io::Result<tokio::net::
     let mut last = io::Error::other("no address");
     for host in hosts {
         for address in tokio::net::lookup_host((*host, port)).await? {
-            match elastic_coordinator::listener::listen(address) {
+            match elastic_store::listener::listen(address) {
                 Ok(listener) => return Ok(listener),
                 Err(error) => last = error,
             }

@@ -1,16 +1,16 @@
 //! The final save: when a node's part in its job ends and no other node continues, the snapshots that its workers left
 //! in memory are saved and committed. Only the workers' own program can read that memory. The rules for who may commit
-//! are in [`elastic_coordinator::workers::checkpoint`].
+//! are in [`elastic_node::requests::checkpoint`].
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::{Checkpoint, Keys, NodeId, Sealed};
-use elastic_coordinator::rendezvous::End;
-use elastic_coordinator::store::Store;
-use elastic_coordinator::workers::checkpoint::{self, CommitError, LastWord};
+use elastic_node::requests::checkpoint::{self, CommitError, LastWord};
+use elastic_rendezvous::End;
+use elastic_rendezvous::job::{Checkpoint, Keys, NodeId, Sealed};
+use elastic_store::Store;
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;

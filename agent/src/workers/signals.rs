@@ -129,8 +129,8 @@ mod tests {
         let (handled, warnings) = parse("SIGTERM, SIGUSR1,SIGBOGUS,SIGKILL,SIGUSR1,,");
         assert_eq!(handled, [Handled(Signal::TERM), Handled(Signal::USR1)]);
         assert_eq!(warnings.len(), 2, "{warnings:?}");
-        assert!(warnings[0].contains("SIGBOGUS is passed over: there is no such signal"), "{warnings:?}");
-        assert!(warnings[1].contains("SIGKILL is passed over: no program can handle it"), "{warnings:?}");
+        assert!(warnings[0].contains("ignoring SIGBOGUS: there is no such signal"), "{warnings:?}");
+        assert!(warnings[1].contains("ignoring SIGKILL: no program can handle it"), "{warnings:?}");
         let asked = |signal| asks_to_stop(Exit::Signal { signal, core_dumped: false }, &handled);
         assert!(asked(libc::SIGUSR1) && asked(libc::SIGQUIT), "what makes the agent leave, and what usually would");
         assert!(!asked(libc::SIGUSR2) && !asked(libc::SIGKILL) && !asks_to_stop(Exit::Code(143), &handled));

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use elastic_coordinator::node::GroupReport;
+use elastic_node::GroupReport;
 
 use crate::workers::group::Moved;
 use crate::workers::guard_client::Event;

@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use elastic_coordinator::job::{Claim, JobSecret};
+use elastic_rendezvous::job::{Claim, JobSecret};
 
 /// What an agent says first. No request of torch's begins with its first byte.
 pub const INTRODUCTION: &[u8] = b"elastic introduction 1\n";

@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use elastic_coordinator::job::Endpoint;
+use elastic_rendezvous::job::Endpoint;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -95,7 +95,7 @@ mod tests {
     use std::io::Write;
     use std::sync::mpsc;
 
-    use elastic_coordinator::job::JobSecret;
+    use elastic_rendezvous::job::JobSecret;
     use tokio::net::TcpListener;
 
     use super::*;

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, TcpListener};
 
-use elastic_coordinator::job::Endpoint;
+use elastic_rendezvous::job::Endpoint;
 use tokio::sync::watch;
 
 use crate::machine::shortage::is_shortage;

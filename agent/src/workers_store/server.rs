@@ -11,9 +11,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use elastic_coordinator::listener::{Share, keep_alive};
-use elastic_coordinator::node::random_bytes;
-use elastic_coordinator::time::Time;
+use elastic_node::random_bytes;
+use elastic_rendezvous::time::Time;
+use elastic_store::listener::{Share, keep_alive};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -253,7 +253,7 @@ impl Server {
     /// How long the thread may wait. `None` means without limit.
     fn timeout(&self) -> Option<Timespec> {
         let breath = (!self.accepting).then_some(BREATH);
-        let whole = self.begun.first().map(|&(by, _)| by.since(Time::now()));
+        let whole = self.begun.first().map(|&(by, _)| by.since(elastic_store::clock::now()));
         // Rounded up by a millisecond: a wait that is too short would wake the thread again and again.
         let whole = whole.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
         breath.into_iter().chain(whole).min()
@@ -261,7 +261,7 @@ impl Server {
 
     fn end_slow_strangers(&mut self) {
         while let Some(&(by, slot)) = self.begun.first()
-            && by <= Time::now()
+            && by <= elastic_store::clock::now()
         {
             self.begun.remove(&(by, slot));
             if let Some(connection) = self.clients.slots[slot as usize].take() {
@@ -406,7 +406,7 @@ impl Server {
             if connection.held() > FIRST_REQUEST {
                 return Err(Ending::Stranger("its first request is too long"));
             }
-            let by = *connection.whole_by.get_or_insert_with(|| Time::now() + self.first_request);
+            let by = *connection.whole_by.get_or_insert_with(|| elastic_store::clock::now() + self.first_request);
             self.begun.insert((by, slot));
         }
         Ok(connection.charge(&self.account)?)

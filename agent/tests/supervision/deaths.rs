@@ -6,7 +6,6 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use elastic_agent::for_tests::{Event, GuardClientError, SpawnError};
-use elastic_coordinator::time::Time;
 use libtest_mimic::Trial;
 use rustix::process::{Pid, Signal};
 
@@ -119,7 +118,7 @@ fn dies_and_leaves_nothing(signal: Signal) {
 }
 
 async fn agent_with_a_deadline(mut agent: Agent) {
-    let deadline = Time::now() + Duration::from_secs(1);
+    let deadline = elastic_store::clock::now() + Duration::from_secs(1);
     agent.guard.set_deadline(Some(deadline)).unwrap();
     let pid = agent.spawn(0, "exec sleep 1000 >/dev/null").await;
     println!("{pid}");

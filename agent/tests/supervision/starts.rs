@@ -5,7 +5,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
 use elastic_agent::for_tests::{CpuSet, Event, Exit, SpawnError, allowed_cpus};
-use elastic_coordinator::time::Time;
 use rustix::process::{Pid, Signal};
 
 use crate::scene::{Agent, Scene, gone, spec};
@@ -26,11 +25,11 @@ pub(crate) fn scenes() -> Vec<Scene> {
 }
 
 async fn exit_codes_and_signals_are_reported(mut agent: Agent) {
-    let before = Time::now();
+    let before = elastic_store::clock::now();
     let pid = agent.spawn(7, "exit 42").await;
     let exited = agent.exited().await;
     assert_eq!((exited.local_rank, exited.pid, exited.exit), (7, pid, Exit::Code(42)));
-    assert!(before <= exited.at && exited.at <= Time::now());
+    assert!(before <= exited.at && exited.at <= elastic_store::clock::now());
     agent.spawn(0, "kill -SEGV $$").await;
     assert_eq!(agent.exited().await.exit.number(), -11);
 }
@@ -145,7 +144,7 @@ async fn what_is_too_large_is_explained_and_what_is_large_works(mut agent: Agent
 }
 
 async fn a_passed_deadline_kills_and_refuses_until_it_is_moved(mut agent: Agent) {
-    let deadline = Time::now() + Duration::from_secs(1);
+    let deadline = elastic_store::clock::now() + Duration::from_secs(1);
     agent.guard.set_deadline(Some(deadline)).unwrap();
     agent.spawn(0, "trap '' TERM; (setsid sleep 1000 & echo $! > $DIR/stray); while :; do sleep 1; done").await;
     let Event::DeadlineKilled { at } = agent.next_event().await else { panic!("killed by the deadline") };
@@ -158,15 +157,15 @@ async fn a_passed_deadline_kills_and_refuses_until_it_is_moved(mut agent: Agent)
     let spec = agent.script(0, "exit 0");
     assert!(matches!(agent.start(spec).await, Err(SpawnError::DeadlinePassed)));
     // With a new deadline, workers start again.
-    agent.guard.set_deadline(Some(Time::now() + Duration::from_secs(60))).unwrap();
+    agent.guard.set_deadline(Some(elastic_store::clock::now() + Duration::from_secs(60))).unwrap();
     agent.spawn(0, "exit 0").await;
     assert!(agent.exited().await.exit.success());
 }
 
 async fn a_deadline_moved_in_time_does_nothing(mut agent: Agent) {
-    agent.guard.set_deadline(Some(Time::now() + Duration::from_secs(1))).unwrap();
+    agent.guard.set_deadline(Some(elastic_store::clock::now() + Duration::from_secs(1))).unwrap();
     agent.spawn(0, "sleep 1.2").await;
-    agent.guard.set_deadline(Some(Time::now() + Duration::from_secs(60))).unwrap();
+    agent.guard.set_deadline(Some(elastic_store::clock::now() + Duration::from_secs(60))).unwrap();
     assert!(agent.exited().await.exit.success());
 }
 

@@ -8,8 +8,8 @@ use elastic_flags::duration;
 use super::certs::CertsFlags;
 use super::logs::LogsFlags;
 use super::{PeerFlags, StoreFlags};
-use crate::job::{JobId, Requester};
 use crate::service::http::users::Role;
+use elastic_rendezvous::job::{JobId, Requester};
 
 /// Show elastic's jobs and change them.
 ///

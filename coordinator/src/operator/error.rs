@@ -1,9 +1,9 @@
 //! Why an operator's request is refused, for the program that passes it on. What is refused is decided where the
 //! request is handled.
 
-use crate::job::{JobId, RoundState};
 use crate::removal::RemovalError;
-use crate::store::StoreError;
+use elastic_rendezvous::job::{JobId, RoundState};
+use elastic_store::StoreError;
 
 /// Why an operator's wish cannot be met. Every message says what is there instead.
 #[derive(Debug, thiserror::Error)]

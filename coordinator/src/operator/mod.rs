@@ -11,14 +11,13 @@ mod wish;
 use std::fmt::Display;
 use std::sync::Arc;
 
-use crate::job::overview::{Job, Overview};
-use crate::job::{
+use crate::removal::{RemovalError, Target, check, remove};
+use elastic_rendezvous::job::overview::{Job, Overview};
+use elastic_rendezvous::job::{
     Asked, Checkpoint, Desired, EventRecord, JobId, Keys, Requester, RoundRecord, Versioned, history, to_json,
 };
-use crate::removal::{RemovalError, Target, check, remove};
-use crate::store::{Guard, Op, Revision, Store, Txn};
-use crate::time::date;
-use crate::tls::MutualTls;
+use elastic_store::tls::MutualTls;
+use elastic_store::{Guard, Op, Revision, Store, Txn};
 use error::listing;
 
 pub use error::OperatorError;
@@ -65,7 +64,9 @@ impl Operator {
     /// The store's.
     pub async fn jobs(&self) -> Result<(Overview, Revision), OperatorError> {
         let (values, revision) = self.store.range(&Keys::jobs(&self.prefix)).await?;
-        Ok((Overview::of(&self.prefix, &values), revision))
+        let mut overview = Overview::of(&self.prefix, &values);
+        log_problems(&mut overview);
+        Ok((overview, revision))
     }
 
     /// One job, and the revision at which it was read.
@@ -165,7 +166,7 @@ impl Operator {
     }
 
     fn target<'a>(&'a self, job: &'a JobId, chosen: Option<Revision>) -> Target<'a> {
-        Target { prefix: &self.prefix, job, chosen, now_ms: date::now_ms(), tls: self.tls.as_ref() }
+        Target { prefix: &self.prefix, job, chosen, now_ms: elastic_store::clock::epoch_ms(), tls: self.tls.as_ref() }
     }
 }
 
@@ -180,7 +181,7 @@ struct Line {
 impl Line {
     fn next(job: &Job, round: &Versioned<RoundRecord>, what: impl Display, by: &Requester) -> Line {
         let event = EventRecord {
-            at_ms: date::now_ms(),
+            at_ms: elastic_store::clock::epoch_ms(),
             round: round.value.number,
             state: round.value.state,
             reason: format!("asked by {by}: {what}"),
@@ -196,5 +197,12 @@ impl Line {
     fn with(&self, mut txn: Txn, job: &Job) -> Txn {
         txn.then.extend(history::write(&job.keys, self.number, &self.event));
         txn.guarded([Guard::modified(job.keys.round(), self.round), history::unwritten(&job.keys, self.number)])
+    }
+}
+
+/// Logs the records that `overview` could not read, each once.
+pub(crate) fn log_problems(overview: &mut Overview) {
+    for problem in overview.problems.drain(..) {
+        tracing::warn!("{problem}");
     }
 }

@@ -11,8 +11,8 @@ use serde::Deserialize;
 
 use super::OperatorError;
 use super::error::listing;
-use crate::job::overview::Job;
-use crate::job::{Desired, JobId, NodeId, Phase, TakenBack};
+use elastic_rendezvous::job::overview::Job;
+use elastic_rendezvous::job::{Desired, JobId, NodeId, Phase, TakenBack};
 
 /// What is asked of a job. The variants have named fields alone, also where there are none, since that is how JSON names
 /// them.
@@ -222,9 +222,9 @@ fn too_few_advice(job: &Job, desired: &Desired) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Keys;
-    use crate::job::overview::Overview;
-    use crate::store::{KeyValue, Revision};
+    use elastic_rendezvous::job::Keys;
+    use elastic_rendezvous::job::overview::Overview;
+    use elastic_store::{KeyValue, Revision};
 
     /// A job whose round says this, with a node `a` that is here.
     fn job(round: &str) -> (JobId, Job) {

@@ -1,7 +1,7 @@
 //! Who may still be there, and whether that keeps a job: tables over records.
 
 use super::*;
-use crate::store::LeaseId;
+use elastic_store::LeaseId;
 
 const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"exclude_after":0,"lease_ttl_ms":10000,
     "last_call_ms":1,"join_timeout_ms":1,"start_timeout_ms":1,"stop_grace_ms":1,"drain_grace_ms":1,"margin_ms":1,

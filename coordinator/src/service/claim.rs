@@ -1,8 +1,8 @@
 //! Which jobs a replica of the coordinator leads: a pure function of a job's records.
 
-use crate::job::overview::Job;
-use crate::job::{LeaderRecord, RoundRecord, RoundState};
-use crate::store::{Guard, Revision};
+use elastic_rendezvous::job::overview::Job;
+use elastic_rendezvous::job::{LeaderRecord, RoundRecord, RoundState};
+use elastic_store::{Guard, Revision};
 
 /// What to do about a job's `leader` key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,9 +50,9 @@ pub fn next(job: &Job, own: &LeaderRecord, tls: bool) -> Move {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::overview::Overview;
-    use crate::job::{Endpoint, JobId, Keys, NodeId};
-    use crate::store::{KeyValue, LeaseId};
+    use elastic_rendezvous::job::overview::Overview;
+    use elastic_rendezvous::job::{Endpoint, JobId, Keys, NodeId};
+    use elastic_store::{KeyValue, LeaseId};
 
     const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"exclude_after":0,"lease_ttl_ms":10000,
         "last_call_ms":1,"join_timeout_ms":1,"start_timeout_ms":1,"stop_grace_ms":1,"drain_grace_ms":1,"margin_ms":1,
@@ -73,7 +73,7 @@ mod tests {
         let (state, paused) = if state == "paused" { ("forming", true) } else { (state, false) };
         let round = format!(r#"{{"number":1,"generation":1,"state":"{state}","paused":{paused},"reason":"r"}}"#);
         let mut values = vec![(keys.spec(), SPEC.as_bytes().to_vec(), 1), (keys.round(), round.into_bytes(), 2)];
-        values.extend(leader.map(|leader| (keys.leader(), crate::job::to_json(&leader), 3)));
+        values.extend(leader.map(|leader| (keys.leader(), elastic_rendezvous::job::to_json(&leader), 3)));
         let values: Vec<_> = values
             .into_iter()
             .map(|(key, value, at)| {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::store::{LeaseId, Store};
-use crate::time::Time;
+use elastic_rendezvous::time::Time;
+use elastic_store::{LeaseId, Store};
 
 /// Pause after the store failed.
 const RETRY: Duration = Duration::from_millis(300);
@@ -16,7 +16,7 @@ const RETRY: Duration = Duration::from_millis(300);
 pub(super) async fn keep(store: Arc<dyn Store>, ttl: Duration, held: watch::Sender<Option<LeaseId>>) {
     let mut failing = false;
     loop {
-        let sent = Time::now();
+        let sent = elastic_store::clock::now();
         match store.grant(ttl).await {
             Ok(lease) => {
                 failing = false;
@@ -47,7 +47,7 @@ async fn renew(
     let mut pause = ttl / 5;
     loop {
         sleep(pause).await;
-        let sent = Time::now();
+        let sent = elastic_store::clock::now();
         match store.keep_alive(lease).await {
             Ok(Some(_)) => {
                 renewed = sent;
@@ -57,7 +57,9 @@ async fn renew(
             Ok(None) => return,
             Err(error) => {
                 pause = RETRY;
-                if Time::now().since(renewed) >= ttl && held.send_if_modified(|old| old.take().is_some()) {
+                if elastic_store::clock::now().since(renewed) >= ttl
+                    && held.send_if_modified(|old| old.take().is_some())
+                {
                     tracing::warn!("{error}; the lease may be gone");
                 }
             }

@@ -13,9 +13,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::job::overview::{Change, Job, Overview};
-use crate::job::{Excluded, Fate, JobId, JobState, Phase, RoundState, Tombstone};
-use crate::time::Time;
+use elastic_rendezvous::job::overview::{Change, Job, Overview};
+use elastic_rendezvous::job::{Excluded, Fate, JobId, JobState, Phase, RoundState, Tombstone};
+use elastic_rendezvous::time::Time;
 
 type Labels = Vec<(&'static str, String)>;
 type Timings = Family<Labels, Histogram, fn() -> Histogram>;
@@ -269,8 +269,8 @@ fn fate(tombstone: &Tombstone) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{Keys, NodeId, RoundRecord, Versioned};
-    use crate::store::{KeyValue, Revision};
+    use elastic_rendezvous::job::{Keys, NodeId, RoundRecord, Versioned};
+    use elastic_store::{KeyValue, Revision};
 
     fn round(number: u64, state: &str) -> Change {
         let json = format!(r#"{{"number":{number},"generation":1,"state":"{state}","reason":"r"}}"#);

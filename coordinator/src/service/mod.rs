@@ -1,5 +1,5 @@
 //! The coordinator service: leads every job under a prefix while it runs. This only decides which jobs to lead; what a
-//! leader does is in [`crate::rendezvous::Leader`], and [`crate::node`] carries it out.
+//! leader does is in [`elastic_rendezvous::Leader`], and [`elastic_node`] carries it out.
 //!
 //! It keeps no state outside the store. Any number of replicas may run: each has its own lease, on which the `leader`
 //! keys that it writes hang, and none takes a job from another. Where an agent leads a running job, a replica puts
@@ -30,17 +30,20 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::job::overview::{Change, Job, Overview};
-use crate::job::{JobId, Keys, LeaderRecord};
-use crate::node::epoch_ms;
-use crate::node::lead::{LeaderDrive, LeaderNote};
-use crate::node::pulse_server::{self, PeerPort};
-use crate::node::tasks::{AbortOnDrop, Alarm};
-use crate::rendezvous::Leader;
-use crate::store::{Guard, LeaseId, Mirror, News, Op, Result, Revision, Store, Txn, TxnResult};
-use crate::time::Time;
-use crate::tls::MutualTls;
+use crate::operator::log_problems;
 use claim::Move;
+use elastic_node::epoch_ms;
+use elastic_node::lead::LeaderDrive;
+use elastic_node::notes::LeaderNote;
+use elastic_node::peer_port::PeerPort;
+use elastic_node::pulse_server;
+use elastic_node::tasks::{AbortOnDrop, Alarm};
+use elastic_rendezvous::Leader;
+use elastic_rendezvous::job::overview::{Change, Job, Overview};
+use elastic_rendezvous::job::{JobId, Keys, LeaderRecord};
+use elastic_rendezvous::time::Time;
+use elastic_store::tls::MutualTls;
+use elastic_store::{Guard, LeaseId, Mirror, News, Op, Result, Revision, Store, Txn, TxnResult};
 use metrics::Metrics;
 use retention::Policy;
 use sweep::Sweep;
@@ -230,7 +233,8 @@ impl Service {
                 }
             }
             News::All { values, revision } => {
-                let overview = Overview::again(&self.prefix, &values, revision);
+                let mut overview = Overview::again(&self.prefix, &values, revision);
+                log_problems(&mut overview);
                 tracing::info!(jobs = overview.jobs.len(), "watching {}", Keys::jobs(&self.prefix));
                 *self.shared.overview() = Some(overview);
                 self.shared.changes.send_replace(());
@@ -240,11 +244,14 @@ impl Service {
     }
 
     /// Takes in an event; the job to be checked, if one is.
-    fn event(&mut self, event: &crate::store::Event) -> Option<JobId> {
-        let now = Time::now();
+    fn event(&mut self, event: &elastic_store::Event) -> Option<JobId> {
+        let now = elastic_store::clock::now();
         let shared = Arc::clone(&self.shared);
         let mut overview = shared.overview();
-        let (job, change) = overview.as_mut()?.apply(event)?;
+        let overview = overview.as_mut()?;
+        let applied = overview.apply(event);
+        log_problems(overview);
+        let (job, change) = applied?;
         let change = change?;
         self.shared.metrics.saw(now, &job, &change);
         if change == Change::Leaderless {
@@ -297,9 +304,9 @@ impl Service {
         let gave_up = self.leads.get(id).is_some_and(|led| led.task.is_finished());
         if gave_up {
             tracing::warn!(job = %id, "leaving the job to its agents for {STAND_BACK:?}");
-            self.away.insert(id.clone(), Time::now() + STAND_BACK);
+            self.away.insert(id.clone(), elastic_store::clock::now() + STAND_BACK);
         }
-        let stands_back = self.away.get(id).is_some_and(|until| Time::now() < *until);
+        let stands_back = self.away.get(id).is_some_and(|until| elastic_store::clock::now() < *until);
         let txn = match claim::next(job, &self.record, self.tls.is_some()) {
             Move::Resign(term) => Some(self.resign(job, term)),
             _ if gave_up => term.map(|term| self.resign(job, term)),
@@ -334,7 +341,8 @@ impl Service {
     }
 
     fn put(&self, job: &Job, guards: Vec<Guard>, lease: LeaseId) -> Txn {
-        Txn::of([Op::put_leased(job.keys.leader(), crate::job::to_json(&self.record), lease)]).guarded(guards)
+        Txn::of([Op::put_leased(job.keys.leader(), elastic_rendezvous::job::to_json(&self.record), lease)])
+            .guarded(guards)
     }
 
     fn resign(&self, job: &Job, term: Revision) -> Txn {
@@ -354,7 +362,7 @@ impl Service {
     fn start_leading(&mut self, id: &JobId, job: &Job, term: Revision) {
         tracing::info!(job = %id, %term, "leading");
         self.away.remove(id);
-        let now = Time::now();
+        let now = elastic_store::clock::now();
         let (inbox, notes) = mpsc::unbounded_channel();
         let mut leader = Leader::new(self.record.node.clone(), job.keys.clone(), term, now, epoch_ms(now));
         if let Some(spec) = job.spec.clone() {
@@ -418,7 +426,7 @@ async fn lead(
             }
             () = alarm.rings(drive.deadline()) => {
                 drive.tick();
-                if let Some(node) = drive.unreached(Time::now()) {
+                if let Some(node) = drive.unreached(elastic_store::clock::now()) {
                     tracing::warn!(%node, "a member cannot reach the peer port; is --peer-address right?");
                     return drive.tidy(&mut notes).await;
                 }

@@ -6,8 +6,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::job::overview::Job;
-use crate::job::{JobId, Phase};
+use elastic_rendezvous::job::overview::Job;
+use elastic_rendezvous::job::{JobId, Phase};
 
 /// How long jobs that have ended are kept. The default keeps all of them for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,8 +49,8 @@ fn is_over(job: &Job) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::overview::Overview;
-    use crate::store::{KeyValue, LeaseId, Revision};
+    use elastic_rendezvous::job::overview::Overview;
+    use elastic_store::{KeyValue, LeaseId, Revision};
 
     const NOW: u64 = 1_000_000_000;
     const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"exclude_after":0,"lease_ttl_ms":1,

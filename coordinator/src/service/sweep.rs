@@ -8,12 +8,12 @@ use tokio::sync::mpsc;
 
 use super::metrics::Metrics;
 use super::retention::{Policy, expired};
-use crate::job::JobId;
-use crate::job::overview::Overview;
 use crate::removal::{RemovalError, Target, remove};
-use crate::store::Store;
-use crate::time::{Time, date};
-use crate::tls::MutualTls;
+use elastic_rendezvous::job::JobId;
+use elastic_rendezvous::job::overview::Overview;
+use elastic_rendezvous::time::Time;
+use elastic_store::Store;
+use elastic_store::tls::MutualTls;
 
 /// How many deletions are under way at most: each may wait some seconds for hosts that do not answer.
 const AT_ONCE: usize = 4;
@@ -58,7 +58,7 @@ impl Sweep {
     /// Begins to delete what is due.
     pub(super) fn look(&mut self, overview: Option<&Overview>) {
         let Some(overview) = overview.filter(|_| !self.policy.keeps_all()) else { return };
-        let (now, now_ms) = (Time::now(), date::now_ms());
+        let (now, now_ms) = (elastic_store::clock::now(), elastic_store::clock::epoch_ms());
         self.later.retain(|_, until| now < *until);
         for job in expired(&overview.jobs, now_ms, self.policy) {
             if self.under_way.len() >= AT_ONCE {
@@ -92,11 +92,11 @@ impl Sweep {
             // As ever right after a job's end.
             Err(error @ RemovalError::Agents { .. }) => {
                 tracing::debug!(%job, "not deleted yet: {error}");
-                self.later.insert(job, Time::now() + SOON);
+                self.later.insert(job, elastic_store::clock::now() + SOON);
             }
             Err(error) => {
                 tracing::warn!(%job, "not deleted yet: {error}");
-                self.later.insert(job, Time::now() + LATER);
+                self.later.insert(job, elastic_store::clock::now() + LATER);
             }
         }
     }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use elastic_coordinator::job::{EventRecord, JobId, Keys, LeaderRecord, Spec, Timings, Versioned};
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
-use elastic_coordinator::store::{KeyValue, Op, OpResult, Store, Txn};
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::job::{EventRecord, JobId, Keys, LeaderRecord, Spec, Timings, Versioned};
+use elastic_rendezvous::time::Time;
+use elastic_store::etcd::{EtcdConfig, EtcdStore};
+use elastic_store::{KeyValue, Op, OpResult, Store, Txn};
 use elastic_tests::cost_model::Sizes;
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
 use elastic_tests::rack::{Frozen, Rack};
@@ -129,7 +129,7 @@ impl Fleet {
         let mut times = Vec::new();
         let groups = self.first.iter_mut().chain(&mut self.singles).chain(&mut self.racks);
         for node in groups.flat_map(|group| &mut group.nodes) {
-            node.runs(at_least, size, until.since(Time::now())).await?;
+            node.runs(at_least, size, until.since(elastic_store::clock::now())).await?;
             let place = node.place.borrow();
             times.push(place.as_ref().map_or(Duration::ZERO, |(_, at)| at.since(begun)));
         }
@@ -150,7 +150,7 @@ impl Fleet {
         within: Duration,
         fits: impl Fn(&LeaderRecord) -> bool,
     ) -> Result<LeaderRecord> {
-        let until = Time::now() + within;
+        let until = elastic_store::clock::now() + within;
         loop {
             // Where thousands come, etcd may be late with an answer.
             if let Ok(Some(kv)) = self.store.get(&self.keys.leader()).await
@@ -159,7 +159,7 @@ impl Fleet {
             {
                 return Ok(leader.value);
             }
-            ensure!(Time::now() < until, "no such leader within {within:?}");
+            ensure!(elastic_store::clock::now() < until, "no such leader within {within:?}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -204,18 +204,18 @@ impl Fleet {
     /// One worker fails.
     pub(crate) fn fail_one(&self) -> Result<()> {
         let node = self.racks.last().and_then(|group| group.nodes.last()).context("a node")?;
-        node.fail(elastic_coordinator::job::FailureClass::Own, "on purpose");
+        node.fail(elastic_rendezvous::job::FailureClass::Own, "on purpose");
         Ok(())
     }
 
     /// All workers end well: waits until all nodes have ended.
     pub(crate) async fn finish(self, within: Duration) -> Result<()> {
         self.nodes().for_each(InProcessNode::finish);
-        let until = Time::now() + within;
+        let until = elastic_store::clock::now() + within;
         let groups = self.first.into_iter().chain(self.singles).chain(self.racks);
         for group in groups {
             for node in group.nodes {
-                node.parting(until.since(Time::now())).await?;
+                node.parting(until.since(elastic_store::clock::now())).await?;
             }
         }
         Ok(())

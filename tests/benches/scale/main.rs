@@ -11,8 +11,8 @@ mod report;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use elastic_coordinator::listener::raise_descriptor_limit;
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::time::Time;
+use elastic_store::listener::raise_descriptor_limit;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35};
 use elastic_tests::processes::Process;
 use elastic_tests::processor::process;
@@ -80,7 +80,7 @@ struct Stopwatch<'a> {
 impl<'a> Stopwatch<'a> {
     async fn start(etcd: &'a EtcdServer) -> Result<Stopwatch<'a>> {
         let before = EtcdLoad::of(&etcd.address()).await?;
-        Ok(Stopwatch { etcd, before, begun: Time::now() })
+        Ok(Stopwatch { etcd, before, begun: elastic_store::clock::now() })
     }
 
     async fn stop(self, what: &'static str, nodes: u32, times: Vec<Duration>) -> Result<Step> {
@@ -155,9 +155,9 @@ async fn on(etcd: &EtcdServer, size: u32) -> Result<Point> {
 
     steps.push(lose_coordinator(&mut fleet, etcd).await.context("the coordinator is killed")?);
 
-    let begun = Time::now();
+    let begun = elastic_store::clock::now();
     fleet.finish(WITHIN).await.context("all end well")?;
-    println!("    all end well: {:.2} s", Time::now().since(begun).as_secs_f64());
+    println!("    all end well: {:.2} s", elastic_store::clock::now().since(begun).as_secs_f64());
     Ok(Point { size, sizes, steps, rest })
 }
 
@@ -190,8 +190,8 @@ async fn churn(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Churned> {
     let (count, round, size) = (fleet.singles.len(), fleet.round(), fleet.size());
     let every = CHURN / count as u32;
     let (mut killed, mut at_work, mut looks) = (0, 0.0, 0.0);
-    while Time::now().since(watch.begun) < CHURN {
-        if killed < count && Time::now().since(watch.begun) >= every * killed as u32 {
+    while elastic_store::clock::now().since(watch.begun) < CHURN {
+        if killed < count && elastic_store::clock::now().since(watch.begun) >= every * killed as u32 {
             let gone = fleet.singles.remove(0);
             let names = gone.names();
             drop(gone);
@@ -203,9 +203,9 @@ async fn churn(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Churned> {
         looks += 1.0;
         tokio::time::sleep(LOOK).await;
     }
-    let ended = Time::now();
+    let ended = elastic_store::clock::now();
     fleet.all_run(round + 1, ended, WITHIN).await?;
-    let settled = Time::now().since(ended);
+    let settled = elastic_store::clock::now().since(ended);
     let load = EtcdLoad::of(&etcd.address()).await? - watch.before;
     tell_new(&before, &fleet.history().await?);
     Ok(Churned { killed, rounds: fleet.round() - round, at_work: at_work / looks, settled, load })
@@ -232,11 +232,11 @@ async fn lose_coordinator(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Step> 
     let watch = Stopwatch::start(etcd).await?;
     coordinator.kill();
     fleet.until_led(WITHIN, |leader| !leader.coordinator).await?;
-    let led = Time::now().since(watch.begun);
+    let led = elastic_store::clock::now().since(watch.begun);
     let step = watch.stop("the coordinator is killed → a node leads", fleet.size(), vec![led]).await?;
     tokio::time::sleep(SETTLE).await;
     ensure!(fleet.round() == round && fleet.at_work() == fleet.size(), "the round did not survive");
-    let begun = Time::now();
+    let begun = elastic_store::clock::now();
     fleet.fail_one()?;
     fleet.all_run(round + 1, begun, WITHIN).await.context("the round after it")?;
     Ok(step)

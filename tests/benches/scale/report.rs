@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use elastic_coordinator::job::Timings;
+use elastic_rendezvous::job::Timings;
 use elastic_tests::cost_model::{Load, Sizes};
 
 use super::etcd_load::EtcdLoad;

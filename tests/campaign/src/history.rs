@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use elastic_coordinator::job::{Keys, NodeRecord, Phase, RoundRecord, RoundState};
+use elastic_rendezvous::job::{Keys, NodeRecord, Phase, RoundRecord, RoundState};
 use elastic_tests::trace::Tail;
 use etcd_client::{ConnectOptions, EventType, GetOptions, WatchOptions};
 use serde_json::Value;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use elastic_coordinator::job::{Keys, Phase as Says, RoundState};
+use elastic_rendezvous::job::{Keys, Phase as Says, RoundState};
 
 use super::cluster::Cluster;
 use super::coordinator::Coordinator;

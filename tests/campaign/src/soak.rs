@@ -8,8 +8,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use elastic_coordinator::job::RoundState;
-use elastic_coordinator::job::history::KEPT;
+use elastic_rendezvous::job::RoundState;
+use elastic_rendezvous::job::history::KEPT;
 use elastic_tests::percentile::percentile;
 use etcd_client::GetOptions;
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use elastic_coordinator::job::Keys;
+use elastic_rendezvous::job::Keys;
 use elastic_tests::processes::{binary, remove_settings};
 use elastic_tests::torch::{Torch, script};
 

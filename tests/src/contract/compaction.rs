@@ -1,6 +1,6 @@
 //! Promises about history that was compacted away.
 
-use elastic_coordinator::store::{Event, Op, Scope, Txn, WatchUpdate};
+use elastic_store::{Event, Op, Scope, Txn, WatchUpdate};
 
 use super::{Case, Ctx};
 use crate::contract_cases;

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_coordinator::store::{Event, LeaseId, Op, StoreError, Txn};
+use elastic_store::{Event, LeaseId, Op, StoreError, Txn};
 
 use super::{Case, Ctx};
 use crate::contract_cases;

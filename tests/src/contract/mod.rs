@@ -21,7 +21,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::store::{Event, Op, Result, Revision, Scope, Store, Txn, TxnResult, WatchUpdate, Watcher};
+use elastic_store::{Event, Op, Result, Revision, Scope, Store, Txn, TxnResult, WatchUpdate, Watcher};
 use tokio::task::JoinSet;
 
 /// No case takes longer than this.
@@ -239,5 +239,5 @@ macro_rules! contract_suite {
 
 /// Whether a call was refused as wrong in itself.
 pub(crate) fn is_invalid<T>(result: &Result<T>) -> bool {
-    matches!(result, Err(elastic_coordinator::store::StoreError::Invalid(_)))
+    matches!(result, Err(elastic_store::StoreError::Invalid(_)))
 }

@@ -1,6 +1,6 @@
 //! Promises about guarded transactions, revisions and reads.
 
-use elastic_coordinator::store::{Guard, Op, OpResult, Revision, Txn};
+use elastic_store::{Guard, Op, OpResult, Revision, Txn};
 
 use super::{Case, Ctx, is_invalid};
 use crate::contract_cases;

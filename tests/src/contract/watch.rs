@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use elastic_coordinator::store::{Event, Op, Revision, Scope, StoreError, Txn};
+use elastic_store::{Event, Op, Revision, Scope, StoreError, Txn};
 
 use super::{Case, Ctx};
 use crate::contract_cases;

@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use elastic_coordinator::embedded::MemoryStore;
-use elastic_coordinator::embedded::mvcc::Limits;
-use elastic_coordinator::job::{JobId, JobSecret, Keys, NodeId};
 use elastic_coordinator::operator::Operator;
-use elastic_coordinator::rendezvous::{
-    Leader, LeaderInput, LeaderOutput, Member, MemberInput, MemberOutput, MemberSetup,
-};
-use elastic_coordinator::store::{Event, KeyValue, LeaseId, Op, Revision, Store, Txn, WatchUpdate};
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::job::{JobId, JobSecret, Keys, NodeId};
+use elastic_rendezvous::time::Time;
+use elastic_rendezvous::{Leader, LeaderInput, LeaderOutput, Member, MemberInput, MemberOutput, MemberSetup};
+use elastic_store::embedded::MemoryStore;
+use elastic_store::embedded::mvcc::Limits;
+use elastic_store::{Event, KeyValue, LeaseId, Op, Revision, Store, Txn, WatchUpdate};
 use serde_json::{Value, json};
 
 use super::change;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use elastic_coordinator::embedded::mvcc::Limits;
-use elastic_coordinator::embedded::{EmbeddedServer, MemoryStore};
-use elastic_coordinator::job::Keys;
-use elastic_coordinator::node::{Command, Node};
-use elastic_coordinator::store::{Op, Store};
+use elastic_node::{Command, Node};
+use elastic_rendezvous::job::Keys;
+use elastic_store::embedded::mvcc::Limits;
+use elastic_store::embedded::{EmbeddedServer, MemoryStore};
+use elastic_store::{Op, Store};
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::client::conn::http2::{SendRequest, handshake};
@@ -76,7 +76,7 @@ pub fn peer_port(bytes: &[u8]) {
         let keys = Keys::new("/elastic", &job);
         let mut stranger = records::node("b");
         stranger["place"] = serde_json::Value::Null;
-        let key = keys.node(&elastic_coordinator::job::NodeId::new("b", "1"));
+        let key = keys.node(&elastic_rendezvous::job::NodeId::new("b", "1"));
         store.put(Vec::new(), Op::put(key, stranger.to_string())).await.expect("a write");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_agent::for_tests::{JobPaths, JobStore, TcpStore, WorkerSocket, WorkersStoreLimits};
-use elastic_coordinator::embedded::MemoryStore;
-use elastic_coordinator::embedded::mvcc::Limits;
-use elastic_coordinator::etcd_v2::{EtcdV2, Keyspace, Request};
-use elastic_coordinator::job::Keys;
-use elastic_coordinator::node::Status;
-use elastic_coordinator::store::etcd::EtcdConfig;
-use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
+use elastic_node::Status;
+use elastic_rendezvous::job::Keys;
+use elastic_store::embedded::MemoryStore;
+use elastic_store::embedded::mvcc::Limits;
+use elastic_store::etcd::EtcdConfig;
+use elastic_torchelastic::etcd_v2::{EtcdV2, Keyspace, Request};
+use elastic_torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::sync::watch;
 
 /// The longest that a peer's end is waited for.

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::{Keys, LeaderRecord, Versioned};
-use elastic_coordinator::store::etcd::{EtcdStore, EtcdTls, EtcdUser, Secret};
-use elastic_coordinator::store::{Event, Scope, Store, WatchUpdate};
+use elastic_rendezvous::job::{Keys, LeaderRecord, Versioned};
+use elastic_store::etcd::{EtcdStore, EtcdTls, EtcdUser, Secret};
+use elastic_store::{Event, Scope, Store, WatchUpdate};
 use elastic_tests::agents::{Agent, Job, json_lines};
 use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions};
 use elastic_tests::processes::{Process, binary};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use elastic_coordinator::job::{Endpoint, JobId, JobSecret, Keys, NodeId};
-use elastic_coordinator::node::logs::{LogQuery, LogStream, LogsError, READERS, open};
-use elastic_coordinator::store::{Op, Store, Txn};
+use elastic_node::logs::{LogQuery, LogStream, LogsError, READERS, open};
 use elastic_proto::logs::LogsReply;
+use elastic_rendezvous::job::{Endpoint, JobId, JobSecret, Keys, NodeId};
+use elastic_store::{Op, Store, Txn};
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::processes::{Process, output};

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::Keys;
+use elastic_rendezvous::job::Keys;
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
 use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer, free_port};
 use elastic_tests::processes::{binary, output};

@@ -181,8 +181,7 @@ async fn gloo_is_pinned_where_the_hosts_name_leads_only_to_itself() {
     let Some(hosts) = Hosts::new("gloo") else { return };
     for host in [0, 1] {
         // Debian sets up a host like this.
-        std::fs::write(hosts.file(host), format!("127.0.1.1 {}\n", elastic_agent::for_tests::hostname()))
-            .unwrap();
+        std::fs::write(hosts.file(host), format!("127.0.1.1 {}\n", elastic_agent::for_tests::hostname())).unwrap();
     }
     let job = meets(&hosts, "10.77.2.1", [&[], &[]], &[]).await;
     assert_eq!(told(&job).1, ["net2 -", "net2 -"]);

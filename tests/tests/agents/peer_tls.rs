@@ -137,7 +137,7 @@ async fn a_job_and_its_coordinator_speak_tls_and_who_does_not_fit_is_kept_out() 
     assert!(!ask_health(&pki, health, false).await);
 
     // Both tell when their certificates end, here in a year
-    let year = elastic_coordinator::time::date::now_ms() / 1000 + 365 * 86_400;
+    let year = elastic_store::clock::epoch_ms() / 1000 + 365 * 86_400;
     for (at, name) in [
         (format!("https://127.0.0.1:{health}"), "elastic_agent_peer_certificate_expiry_timestamp_seconds{"),
         (format!("http://{web}"), "elastic_peer_certificate_expiry_timestamp_seconds"),

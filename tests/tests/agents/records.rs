@@ -1,7 +1,7 @@
 //! Records that someone wrote by hand, or lost: a job continues, and says what is wrong.
 
-use elastic_coordinator::job::Keys;
-use elastic_coordinator::store::{Op, Store, Txn};
+use elastic_rendezvous::job::Keys;
+use elastic_store::{Op, Store, Txn};
 use elastic_tests::agents::{AT_ONCE, JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;

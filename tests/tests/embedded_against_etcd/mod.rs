@@ -9,7 +9,7 @@ mod plan;
 use std::cell::Cell;
 use std::time::Duration;
 
-use elastic_coordinator::embedded::EmbeddedServer;
+use elastic_store::embedded::EmbeddedServer;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::within;
 use etcd_client::{Client, WatchOptions};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
-use elastic_coordinator::store::{Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate};
+use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
+use elastic_store::{Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate};
 use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
 use elastic_tests::wait::within;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
-use elastic_coordinator::store::{Op, Store, StoreError, Txn};
+use elastic_store::etcd::{EtcdConfig, EtcdStore};
+use elastic_store::{Op, Store, StoreError, Txn};
 use elastic_tests::etcd::{EtcdCluster, EtcdOptions, EtcdServer};
 use elastic_tests::proxy::FaultProxy;
 use elastic_tests::wait::{eventually, within};
@@ -145,7 +145,7 @@ async fn a_cluster_continues_without_its_leader() {
     let store = EtcdStore::connect(cluster.config()).unwrap();
     let lease = store.grant(Duration::from_secs(60)).await.unwrap();
     let from = store.txn(put("/n/start", "x")).await.unwrap().revision;
-    let mut watcher = store.watch(elastic_coordinator::store::Scope::Prefix("/n/".into()), from.next()).await.unwrap();
+    let mut watcher = store.watch(elastic_store::Scope::Prefix("/n/".into()), from.next()).await.unwrap();
 
     // When the members that we talk to and the one that leads are killed in turn, one at a time, under a steady writer
     let mut certain = Vec::new();
@@ -168,7 +168,7 @@ async fn a_cluster_continues_without_its_leader() {
     let mut seen: Vec<(i64, String)> = Vec::new();
     while !certain.iter().all(|key| seen.iter().any(|(_, name)| name == key)) {
         let update = within("the watch continues", LIMIT, watcher.recv()).await.unwrap();
-        let elastic_coordinator::store::WatchUpdate::Events(events) = update else { panic!("{update:?}") };
+        let elastic_store::WatchUpdate::Events(events) = update else { panic!("{update:?}") };
         seen.extend(events.iter().map(|event| (event.revision().0, event.key().to_owned())));
     }
     assert!(seen.windows(2).all(|pair| pair[0].0 < pair[1].0), "{seen:?}");
@@ -179,7 +179,7 @@ async fn clients_spread_over_the_members() {
     let cluster = EtcdCluster::start().await;
     let mut met = std::collections::BTreeMap::<String, usize>::new();
     for seed in 0..12 {
-        let config = elastic_coordinator::store::etcd::EtcdConfig { seed, ..cluster.config() };
+        let config = elastic_store::etcd::EtcdConfig { seed, ..cluster.config() };
         let store = EtcdStore::connect(config).unwrap();
         *met.entry(store.probe().await.unwrap().endpoint).or_default() += 1;
     }
@@ -192,7 +192,7 @@ async fn a_frozen_member_is_left_for_another() {
     let cluster = EtcdCluster::start().await;
     let store = EtcdStore::connect(cluster.config()).unwrap();
     let at = store.txn(put("/n/a", "0")).await.unwrap().revision;
-    let mut watcher = store.watch(elastic_coordinator::store::Scope::Key("/n/a".into()), at.next()).await.unwrap();
+    let mut watcher = store.watch(elastic_store::Scope::Key("/n/a".into()), at.next()).await.unwrap();
     let connected = store.probe().await.unwrap().endpoint;
     let member = cluster.members.iter().find(|member| connected.ends_with(&member.address())).unwrap();
     member.pause().await;

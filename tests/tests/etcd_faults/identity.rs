@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use elastic_coordinator::store::etcd::EtcdStore;
-use elastic_coordinator::store::{Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
+use elastic_store::etcd::EtcdStore;
+use elastic_store::{Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::{eventually, within};
 

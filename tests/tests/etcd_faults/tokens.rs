@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdUser, Secret};
-use elastic_coordinator::store::{LeaseId, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
+use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdUser, Secret};
+use elastic_store::{LeaseId, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35, signed_tokens};
 use elastic_tests::wait::within;
 use tonic::Code;

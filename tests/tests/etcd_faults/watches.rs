@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
-use elastic_coordinator::store::{Event, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
+use elastic_store::etcd::{EtcdConfig, EtcdStore};
+use elastic_store::{Event, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::proxy::FaultProxy;
 use elastic_tests::wait::{eventually, within};

@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use elastic_coordinator::job::Keys;
-use elastic_coordinator::store::Store;
+use elastic_rendezvous::job::Keys;
+use elastic_store::Store;
 use elastic_tests::etcd::EtcdServer;
 use elastic_tests::processes::Process;
 use elastic_tests::wait::eventually;

@@ -1,7 +1,5 @@
 //! The coordinator's gRPC API, by a client of another program. Who may call what is in `users`, with the JSON API's table.
 
-use elastic_coordinator::job::FailureClass;
-use elastic_coordinator::store::Op;
 use elastic_proto::jobs::ask_request::Wish;
 use elastic_proto::jobs::jobs_client::JobsClient;
 use elastic_proto::jobs::{
@@ -9,6 +7,8 @@ use elastic_proto::jobs::{
     JobState, JobSummary, ListRequest, MeRequest, Pause, Resume, Set, Undrain, Via, WatchAllRequest, WatchReply,
     WatchRequest,
 };
+use elastic_rendezvous::job::FailureClass;
+use elastic_store::Op;
 use elastic_tests::etcd::Certs;
 use elastic_tests::processes::Process;
 use elastic_tests::wait::eventually;

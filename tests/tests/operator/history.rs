@@ -1,6 +1,6 @@
 //! Who asked is in the job's history, whatever follows from the request.
 
-use elastic_coordinator::store::Op;
+use elastic_store::Op;
 use serde_json::{Value, json};
 
 use super::{Scene, succeed};

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use elastic_coordinator::job::FailureClass;
-use elastic_coordinator::store::Op;
+use elastic_rendezvous::job::FailureClass;
+use elastic_store::Op;
 use elastic_tests::in_process::InProcessNode;
 use elastic_tests::processes::Process;
 use elastic_tests::requirement::skip;

@@ -3,11 +3,11 @@
 use std::sync::Mutex;
 
 use async_trait::async_trait;
-use elastic_coordinator::embedded::MemoryStore;
-use elastic_coordinator::embedded::mvcc::Limits;
 use elastic_coordinator::removal::{RemovalError, Target, check, remove};
-use elastic_coordinator::store::{LeaseId, Op, Revision, Scope, Txn, TxnResult, Watcher};
-use elastic_coordinator::time::date::now_ms;
+use elastic_store::clock::epoch_ms;
+use elastic_store::embedded::MemoryStore;
+use elastic_store::embedded::mvcc::Limits;
+use elastic_store::{LeaseId, Op, Revision, Scope, Txn, TxnResult, Watcher};
 
 use super::*;
 
@@ -19,7 +19,7 @@ struct Overtaken {
 
 #[async_trait]
 impl Store for Overtaken {
-    async fn txn(&self, txn: Txn) -> elastic_coordinator::store::Result<TxnResult> {
+    async fn txn(&self, txn: Txn) -> elastic_store::Result<TxnResult> {
         let first = if txn.is_write() { self.first.lock().unwrap().take() } else { None };
         if let Some(first) = first {
             assert!(self.store.txn(first).await?.succeeded);
@@ -27,19 +27,19 @@ impl Store for Overtaken {
         self.store.txn(txn).await
     }
 
-    async fn watch(&self, scope: Scope, from: Revision) -> elastic_coordinator::store::Result<Watcher> {
+    async fn watch(&self, scope: Scope, from: Revision) -> elastic_store::Result<Watcher> {
         self.store.watch(scope, from).await
     }
 
-    async fn grant(&self, ttl: Duration) -> elastic_coordinator::store::Result<LeaseId> {
+    async fn grant(&self, ttl: Duration) -> elastic_store::Result<LeaseId> {
         self.store.grant(ttl).await
     }
 
-    async fn keep_alive(&self, lease: LeaseId) -> elastic_coordinator::store::Result<Option<Duration>> {
+    async fn keep_alive(&self, lease: LeaseId) -> elastic_store::Result<Option<Duration>> {
         self.store.keep_alive(lease).await
     }
 
-    async fn revoke(&self, lease: LeaseId) -> elastic_coordinator::store::Result<()> {
+    async fn revoke(&self, lease: LeaseId) -> elastic_store::Result<()> {
         self.store.revoke(lease).await
     }
 }
@@ -66,7 +66,7 @@ pub(super) fn ended(job: &str, nodes: usize, done: usize) -> Vec<(String, String
         ("barriers/1/released/b".to_owned(), String::new()),
         (
             "events/000000000001".to_owned(),
-            format!(r#"{{"at_ms":{},"round":1,"state":"failed","reason":"r"}}"#, now_ms()),
+            format!(r#"{{"at_ms":{},"round":1,"state":"failed","reason":"r"}}"#, epoch_ms()),
         ),
     ];
     for node in 0..nodes {
@@ -104,7 +104,7 @@ async fn stored(store: &dyn Store, prefix: &str) -> usize {
 async fn deletes_all_or_nothing(store: Arc<dyn Store>) {
     let job: JobId = "old".parse().unwrap();
     let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
-    let target = Target { prefix: Keys::DEFAULT_PREFIX, job: &job, chosen: None, now_ms: now_ms(), tls: None };
+    let target = Target { prefix: Keys::DEFAULT_PREFIX, job: &job, chosen: None, now_ms: epoch_ms(), tls: None };
 
     // Given a job of more keys than a transaction has operations, and neighbours whose ids begin or end alike,
     let records = ended("old", 200, 120);
@@ -181,7 +181,7 @@ async fn a_port_that_still_answers_keeps_the_job() {
     let mut record: serde_json::Value = serde_json::from_slice(&kv.value).unwrap();
     record["peer"]["port"] = listener.local_addr().unwrap().port().into();
     store.put(vec![], Op::put(&rank, record.to_string())).await.unwrap();
-    let mut target = Target { prefix: Keys::DEFAULT_PREFIX, job: &job, chosen: None, now_ms: now_ms(), tls: None };
+    let mut target = Target { prefix: Keys::DEFAULT_PREFIX, job: &job, chosen: None, now_ms: epoch_ms(), tls: None };
     let error = remove(&*store, &target).await.unwrap_err();
     assert!(matches!(error, RemovalError::Unconfirmed { .. }) && error.to_string().contains("n0:1"), "{error}");
     target.now_ms += 2 * 3_600_000;

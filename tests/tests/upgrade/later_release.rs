@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::{JobId, Keys, Protocols, Release, Spec};
-use elastic_coordinator::store::{Op, Store, Txn};
+use elastic_rendezvous::job::{JobId, Keys, Protocols, Release, Spec};
+use elastic_store::{Op, Store, Txn};
 use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};

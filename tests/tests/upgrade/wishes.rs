@@ -1,7 +1,7 @@
 //! What operators ask of a job, by the `elasticctl` of one release, where the other leads.
 
-use elastic_coordinator::job::{Desired, Keys};
-use elastic_coordinator::store::{Op, Store, Txn};
+use elastic_rendezvous::job::{Desired, Keys};
+use elastic_store::{Op, Store, Txn};
 use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::previous_release::PreviousRelease;

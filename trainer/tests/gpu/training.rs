@@ -203,8 +203,8 @@ fn left_the_choice_it_takes_a_gpu_or_says_why_not() {
     for (how, level, why) in [
         ("devices=0", "INFO", "shows no GPU: no CUDA-capable device is detected"),
         // There is a GPU, which stays unused: a warning
-        ("version=11040", "WARN", "knows CUDA 11.4 and 12.0 is needed"),
-        ("version=12080", "WARN", "is of a later CUDA than the NVIDIA driver's 12"),
+        ("version=11040", "WARN", "supports CUDA 11.4, not 12.0; update the driver"),
+        ("version=12080", "WARN", "needs a later CUDA than the NVIDIA driver's 12"),
     ] {
         let (well, _, logged) = run(SHORT, how);
         assert!(well && logged.contains(&format!("{level} computes on the CPU")) && logged.contains(why), "{logged}");
@@ -285,7 +285,7 @@ fn a_worker_on_another_device_is_refused_by_its_peers() {
 fn a_gpu_that_fails_ends_the_run_with_one_message() {
     let flags = format!("{SHORT} --device cuda");
     let error = refused(&flags, "memory=40000");
-    assert!(error.contains("has no room for") && error.contains("lower --micro-batch"), "{error}");
+    assert!(error.contains("has no memory for") && error.contains("lower --micro-batch"), "{error}");
     for launch in ["fail=1", "fail=100", "fail=701"] {
         let error = refused(&flags, launch);
         assert!(error.contains("GPU 0 failed to") && error.contains("an illegal memory access"), "{error}");

@@ -7,7 +7,7 @@ mod mistakes;
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
-use elastic_coordinator::job::Endpoint;
+use elastic_rendezvous::job::Endpoint;
 use proptest::prelude::*;
 
 use super::*;

@@ -18,7 +18,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use elastic_coordinator::time::Time;
 use uuid::Uuid;
 
 pub(crate) use lock::Holder;
@@ -219,12 +218,12 @@ fn wait(
     patience: Duration,
     worth_waiting: impl Fn(Option<&Holder>) -> bool,
 ) -> Result<Attempt, IdentityError> {
-    let deadline = Time::now() + patience;
+    let deadline = elastic_store::clock::now() + patience;
     let mut said = false;
     loop {
         let attempt = NameLock::attempt(directory, name, incarnation)?;
         let holder = match &attempt {
-            Attempt::Held(holder) if worth_waiting(holder.as_ref()) && Time::now() < deadline => holder,
+            Attempt::Held(holder) if worth_waiting(holder.as_ref()) && elastic_store::clock::now() < deadline => holder,
             _ => return Ok(attempt),
         };
         if !std::mem::replace(&mut said, true) {

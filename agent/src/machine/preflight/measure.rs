@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::{JobId, JobSecret, Keys, NodeRecord, Versioned};
-use elastic_coordinator::node::{bandwidth, random_bytes};
-use elastic_coordinator::store::Store;
-use elastic_coordinator::tls::MutualTls;
+use elastic_node::{bandwidth, random_bytes};
+use elastic_rendezvous::job::{JobId, JobSecret, Keys, NodeRecord, Versioned};
+use elastic_store::Store;
+use elastic_store::tls::MutualTls;
 use tokio::time::timeout;
 
 use super::judge::Reading;
@@ -81,9 +81,9 @@ impl Joining<'_> {
 
 #[cfg(test)]
 mod tests {
-    use elastic_coordinator::embedded::MemoryStore;
-    use elastic_coordinator::embedded::mvcc::Limits;
-    use elastic_coordinator::store::{Op, Txn};
+    use elastic_store::embedded::MemoryStore;
+    use elastic_store::embedded::mvcc::Limits;
+    use elastic_store::{Op, Txn};
 
     use super::*;
     use crate::machine::preflight::judge::State;

@@ -89,7 +89,6 @@ fn remove(folders: Vec<Folder>) {
 
 #[cfg(test)]
 mod tests {
-    use elastic_coordinator::time::Time;
 
     use super::*;
 
@@ -102,9 +101,9 @@ mod tests {
 
     /// Waits until these folders are there, and no others.
     fn left(root: &Path, wanted: &[&str]) {
-        let begun = Time::now();
+        let begun = elastic_store::clock::now();
         while names(root) != wanted {
-            assert!(Time::now().since(begun).as_secs() < 10, "{:?}, and not {wanted:?}", names(root));
+            assert!(elastic_store::clock::now().since(begun).as_secs() < 10, "{:?}, and not {wanted:?}", names(root));
             thread::yield_now();
         }
     }

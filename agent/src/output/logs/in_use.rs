@@ -33,8 +33,6 @@ pub(super) fn in_use(directory: &Path) -> Arc<OnceLock<File>> {
 mod tests {
     use std::time::Duration;
 
-    use elastic_coordinator::time::Time;
-
     use super::*;
 
     #[test]
@@ -45,9 +43,9 @@ mod tests {
             flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
         };
         let (one, other) = (in_use(directory.path()), in_use(directory.path()));
-        let begun = Time::now();
+        let begun = elastic_store::clock::now();
         while one.get().is_none() || other.get().is_none() {
-            assert!(Time::now().since(begun) < Duration::from_secs(10));
+            assert!(elastic_store::clock::now().since(begun) < Duration::from_secs(10));
             thread::sleep(Duration::from_millis(1));
         }
         assert!(!free());

@@ -1,5 +1,5 @@
 //! Answers those who read the workers' output through the agent. Who may is settled before: see
-//! [`elastic_coordinator::node::logs`].
+//! [`elastic_node::logs`].
 //!
 //! A reader costs the workers nothing: their files are read again, outside of the agent's task, and of what goes to no
 //! file the end is in memory. A slow reader holds up no one else, and less than a megabyte is kept for it.
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
-use elastic_coordinator::node::logs::{LogQuery, LogRequest};
+use elastic_node::logs::{LogQuery, LogRequest};
 use elastic_proto::logs::{LogChunk, LogsReply};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};

@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use elastic_coordinator::job::Failure;
+use elastic_rendezvous::job::Failure;
 use serde_json::{Value, json};
 
 /// The largest error file that is read, in bytes. A larger file is no error report.
@@ -80,7 +80,7 @@ pub(crate) fn hand_up(cause: &Failure, path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elastic_coordinator::job::FailureClass;
+    use elastic_rendezvous::job::FailureClass;
     use proptest::prelude::*;
 
     fn recorded(message: &str, traceback: Option<&str>) -> Option<Recorded> {

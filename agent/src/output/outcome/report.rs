@@ -4,9 +4,9 @@
 use std::fmt::{self, Write};
 use std::str::FromStr;
 
-use elastic_coordinator::job::Failure;
-use elastic_coordinator::rendezvous::End;
-use elastic_coordinator::time::date::utc;
+use elastic_rendezvous::End;
+use elastic_rendezvous::job::Failure;
+use elastic_rendezvous::time::date::utc;
 use serde::Serialize;
 
 use crate::guard::signal_name;
@@ -206,7 +206,7 @@ fn shells_word(code: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elastic_coordinator::job::{FailureClass, Killer, Killing, NodeId};
+    use elastic_rendezvous::job::{FailureClass, Killer, Killing, NodeId};
 
     fn failed(cause: Failure) -> Report {
         let reason = format!("b: {}; no restarts left of 3", cause.message);

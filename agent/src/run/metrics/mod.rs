@@ -4,10 +4,10 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use elastic_coordinator::node::Status;
-use elastic_coordinator::store::metered::CallObserver;
-use elastic_coordinator::time::Time;
-use elastic_coordinator::tls::MutualTls;
+use elastic_node::Status;
+use elastic_rendezvous::time::Time;
+use elastic_store::metered::CallObserver;
+use elastic_store::tls::MutualTls;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -83,7 +83,7 @@ impl Metrics {
         registry.register("recovery_seconds", "Time without running workers before a round", recovery.clone());
         registry.register("store_request_seconds", "Time that requests to the store took", call_times.clone());
         Arc::new(Metrics {
-            stages: Mutex::new(Stages::new(Time::now())),
+            stages: Mutex::new(Stages::new(elastic_store::clock::now())),
             rounds: register!("rounds", "Rounds in which workers ran here, by what had changed"),
             stage_seconds: register!(
                 "stage_seconds",
@@ -144,7 +144,7 @@ impl Metrics {
         mut group: watch::Receiver<GroupState>,
     ) {
         loop {
-            self.see(Time::now(), &status.borrow_and_update(), &group.borrow_and_update());
+            self.see(elastic_store::clock::now(), &status.borrow_and_update(), &group.borrow_and_update());
             let open = tokio::select! {
                 changed = status.changed() => changed.is_ok(),
                 changed = group.changed() => changed.is_ok(),

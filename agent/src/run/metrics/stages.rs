@@ -9,9 +9,9 @@
 
 use std::time::Duration;
 
-use elastic_coordinator::job::{RoundRecord, RoundState};
-use elastic_coordinator::node::Status;
-use elastic_coordinator::time::Time;
+use elastic_node::Status;
+use elastic_rendezvous::job::{RoundRecord, RoundState};
+use elastic_rendezvous::time::Time;
 
 use crate::workers::group::GroupState;
 

@@ -3,11 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use elastic_coordinator::job::{Failure, FailureClass};
-use elastic_coordinator::node::GroupReport;
-use elastic_coordinator::rendezvous::Outcome;
-use elastic_coordinator::time::Time;
-use elastic_coordinator::time::date;
+use elastic_node::GroupReport;
+use elastic_rendezvous::Outcome;
+use elastic_rendezvous::job::{Failure, FailureClass};
 
 use super::phase::{ExitMeans, Input};
 use super::{LAST_LINES, LocalGroup, WorkerProcess};
@@ -30,7 +28,7 @@ impl LocalGroup {
     }
 
     pub(super) fn failure(&self, class: FailureClass, message: String) -> Failure {
-        let (host, at_ms) = (Some(self.setup.host.clone()), Some(date::now_ms()));
+        let (host, at_ms) = (Some(self.setup.host.clone()), Some(elastic_store::clock::epoch_ms()));
         Failure { host, at_ms, ..Failure::new(class, message) }
     }
 
@@ -100,7 +98,8 @@ impl LocalGroup {
     /// Gathers what a dead worker left behind, and judges its end.
     async fn explain(&self, exited: Exited, socket: &WorkerSocket) -> Option<Failure> {
         let Exited { local_rank, exit, at, .. } = exited;
-        let at_ms = date::now_ms().saturating_sub(u64::try_from(Time::now().since(at).as_millis()).unwrap_or(0));
+        let at_ms = elastic_store::clock::epoch_ms()
+            .saturating_sub(u64::try_from(elastic_store::clock::now().since(at).as_millis()).unwrap_or(0));
         let worker = self.workers.get(&local_rank)?;
         tokio::join!(worker.logs.settled(LAST_LINES), socket.heard_out(local_rank, LAST_LINES));
         let (stderr, error_file) = (worker.logs.stderr(), worker.logs.error_file().map(Path::to_owned));

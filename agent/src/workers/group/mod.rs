@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::{Endpoint, Failure, FailureClass, Spec};
-use elastic_coordinator::node::GroupReport;
-use elastic_coordinator::rendezvous::{Outcome, Start};
-use elastic_coordinator::time::Time;
+use elastic_node::GroupReport;
 use elastic_proto::worker::Assignment;
+use elastic_rendezvous::job::{Endpoint, Failure, FailureClass, Spec};
+use elastic_rendezvous::time::Time;
+use elastic_rendezvous::{Outcome, Start};
 use rustix::process::Signal;
 use tokio::sync::watch;
 

@@ -9,8 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 
-use elastic_coordinator::node::GroupReport;
-use elastic_coordinator::time::Time;
+use elastic_node::GroupReport;
 use elastic_proto::worker::{Assignment, WARM_UP_ENV};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
@@ -111,7 +110,7 @@ impl LocalGroup {
         let message = format!("this node lacks a resource that starting workers needs: {why}");
         let report = self.lost(message.clone());
         // The other nodes wait at most `start_timeout` for this node's workers to run. So this node gives up earlier.
-        match self.shortage.met(Time::now(), self.setup.spec.timings.start_timeout / 2) {
+        match self.shortage.met(elastic_store::clock::now(), self.setup.spec.timings.start_timeout / 2) {
             Next::Again(pause) => {
                 tracing::warn!("{message}; trying again in {pause:?}, at no cost to --max-restarts");
                 self.held = Some(Held { until: Instant::now() + pause, report });
@@ -157,7 +156,7 @@ impl LocalGroup {
             }
             let role_rank = planned.role_rank_base + local_rank;
             let role_world_size = planned.role_world_size;
-            let (pid, since) = (0, Time::now());
+            let (pid, since) = (0, elastic_store::clock::now());
             let worker =
                 WorkerProcess { pid, since, rank, role_rank, role_world_size, placed: false, logs, exit: None };
             self.starting.insert(local_rank, worker);
@@ -221,7 +220,8 @@ impl LocalGroup {
     /// A worker's program now runs.
     pub(super) fn started(&mut self, local_rank: u32, pid: i32) -> Option<GroupReport> {
         let placed = self.phase.has_places();
-        let worker = WorkerProcess { pid, since: Time::now(), placed, ..self.starting.remove(&local_rank)? };
+        let worker =
+            WorkerProcess { pid, since: elastic_store::clock::now(), placed, ..self.starting.remove(&local_rank)? };
         if placed {
             tracing::info!(round = self.round, rank = worker.rank, local_rank, pid, "worker started");
             self.events.worker(events::EventState::Start, &worker.subject(local_rank, None));

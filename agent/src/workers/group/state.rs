@@ -1,6 +1,6 @@
 //! The group's state, as shown to others.
 
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::time::Time;
 use serde::Serialize;
 
 /// The workers of this node.

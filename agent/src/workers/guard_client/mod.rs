@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::time::Time;
 use rustix::process::{Pid, Signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -275,7 +275,10 @@ impl GuardClient {
     ///
     /// The guard cannot be reached.
     pub fn set_deadline(&mut self, until: Option<Time>) -> Result<(), GuardClientError> {
-        self.send(&GuardRequest::Deadline { until: until.map(Stamp::from), sent: Time::now().into() }, &[])
+        self.send(
+            &GuardRequest::Deadline { until: until.map(Stamp::from), sent: elastic_store::clock::now().into() },
+            &[],
+        )
     }
 
     /// Makes the guard keep a duplicate of this descriptor open until the agent and everything below it are gone. This

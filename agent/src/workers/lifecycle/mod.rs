@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::{Failure, Keys, NodeId, Sealed};
-use elastic_coordinator::node::GroupReport;
-use elastic_coordinator::rendezvous::{End, Outcome, Start};
-use elastic_coordinator::store::Store;
+use elastic_node::GroupReport;
+use elastic_rendezvous::job::{Failure, Keys, NodeId, Sealed};
+use elastic_rendezvous::{End, Outcome, Start};
+use elastic_store::Store;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 

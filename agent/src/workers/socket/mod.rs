@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use elastic_coordinator::node::Status;
-use elastic_coordinator::time::Time;
+use elastic_node::Status;
 use elastic_proto::worker::{Assignment, FailureClass, ToWorker};
+use elastic_rendezvous::time::Time;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
@@ -191,7 +191,7 @@ impl SocketState {
 
     /// Records that the worker of this local rank has done `step` steps.
     fn progressed(&mut self, local_rank: u32, step: u64, said: Said) {
-        let now = (step, Time::now());
+        let now = (step, elastic_store::clock::now());
         let before = self.told.progress.get(&local_rank);
         let progress = Progress {
             // A worker that goes back to an earlier step counts from there.

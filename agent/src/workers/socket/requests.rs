@@ -4,10 +4,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use elastic_coordinator::job::Checkpoint;
-use elastic_coordinator::store::Store;
-use elastic_coordinator::workers::{barrier, checkpoint};
+use elastic_node::requests::{barrier, checkpoint};
 use elastic_proto::worker::{FromWorker, ToWorker};
+use elastic_rendezvous::job::Checkpoint;
+use elastic_store::Store;
 use futures::future::BoxFuture;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -118,7 +118,7 @@ pub(super) async fn answer(
                 let met = match rendezvous {
                     JobStore::Store(store) => barrier::meet(&**store, &paths.keys, status, &name, within).await,
                     JobStore::TorchElastic(etcd) => {
-                        barrier::meet_on_v2(etcd, &paths.paths, status, &name, within).await
+                        elastic_torchelastic::meet_on_v2(etcd, &paths.paths, status, &name, within).await
                     }
                 };
                 let reply = match met {

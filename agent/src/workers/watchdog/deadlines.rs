@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::time::Time;
 
 /// A worker's state is sampled this many times within the time that it may spend in an uninterruptible wait.
 const SAMPLES: u32 = 8;

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use elastic_coordinator::time::Time;
+use elastic_rendezvous::time::Time;
 use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -145,16 +145,17 @@ impl Watch {
         match order {
             Order::Begin { round, workers } => {
                 self.round = round;
-                self.deadlines.begin(Time::now(), workers.iter().map(|worker| (worker.local_rank, worker.pid)));
+                self.deadlines
+                    .begin(elastic_store::clock::now(), workers.iter().map(|worker| (worker.local_rank, worker.pid)));
                 self.workers = workers.into_iter().map(|worker| (worker.local_rank, worker)).collect();
             }
             Order::Ended { local_rank } => self.deadlines.ended(local_rank),
-            Order::End => self.deadlines.begin(Time::now(), []),
+            Order::End => self.deadlines.begin(elastic_store::clock::now(), []),
         }
     }
 
     fn request(&mut self, request: TimerRequest) {
-        let now = Time::now();
+        let now = elastic_store::clock::now();
         match request {
             TimerRequest::Release { pid, scope } => self.deadlines.release(now, pid, scope),
             TimerRequest::Set { pid, scope, left, signal } => match self.owner(pid) {
@@ -175,7 +176,7 @@ impl Watch {
 
     /// Looks whether a deadline has passed, or whether there were newer signs of progress.
     async fn look(&mut self, inbox: &mut mpsc::UnboundedReceiver<Order>) {
-        let now = Time::now();
+        let now = elastic_store::clock::now();
         if self.deadlines.wants_samples(now) {
             for (local_rank, pid) in self.deadlines.workers().collect::<Vec<_>>() {
                 // If the process is gone, the guard will report it.
@@ -278,7 +279,7 @@ async fn until(at: Option<Time>) {
     match at {
         // The sleep is at least a millisecond, so that a deadline that is just about to pass does not cause a busy
         // loop.
-        Some(at) => tokio::time::sleep(at.since(Time::now()).max(Duration::from_millis(1))).await,
+        Some(at) => tokio::time::sleep(at.since(elastic_store::clock::now()).max(Duration::from_millis(1))).await,
         None => std::future::pending().await,
     }
 }

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use elastic_coordinator::job::{Endpoint, JobSecret};
+use elastic_rendezvous::job::{Endpoint, JobSecret};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 use super::{Client, HELLO, LIMIT, TcpStore, WorkersStoreLimits};

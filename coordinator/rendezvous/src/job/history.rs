@@ -2,7 +2,7 @@
 //! leader, and operators for what they ask.
 
 use super::{EventRecord, Keys, to_json};
-use crate::store::{Guard, Op};
+use crate::kv::{Guard, Op};
 
 /// Lines that are kept.
 pub const KEPT: u64 = 256;

@@ -1,7 +1,7 @@
 //! Where a job's records live in the store. The only place that builds or takes apart keys.
 
 use super::{JobId, NodeId};
-use crate::store::Revision;
+use crate::kv::Revision;
 
 /// The keys of one job, under `<prefix>/v1/jobs/<job>/`.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use super::{
     Checkpoint, Desired, EventRecord, JobId, JobKey, JobProtocol, Keys, LeaderRecord, NodeId, NodeRecord, Phase,
     ProgressRecord, RankRecord, Release, RoundRecord, Spec, Tombstone, Versioned,
 };
-use crate::store::{Event, KeyValue, News, Revision};
+use crate::kv::{Event, KeyValue, News, Revision};
 
 /// The jobs under one prefix.
 #[derive(Debug, Clone)]
@@ -15,6 +15,8 @@ pub struct Overview {
     prefix: String,
     /// By id.
     pub jobs: BTreeMap<JobId, Job>,
+    /// Records that could not be read, each as a message for the log. The reader takes them out.
+    pub problems: Vec<String>,
 }
 
 /// One job's records.
@@ -71,10 +73,10 @@ pub enum Change {
 impl Overview {
     /// No job yet.
     pub fn new(prefix: &str) -> Overview {
-        Overview { prefix: prefix.to_owned(), jobs: BTreeMap::new() }
+        Overview { prefix: prefix.to_owned(), jobs: BTreeMap::new(), problems: Vec::new() }
     }
 
-    /// All jobs, out of everything under [`Keys::jobs`]. What is not ours is left out, and logged.
+    /// All jobs, out of everything under [`Keys::jobs`]. A record that cannot be read is left out: see [`Overview::problems`].
     pub fn of(prefix: &str, values: &[KeyValue]) -> Overview {
         let mut overview = Overview::new(prefix);
         for kv in values {
@@ -115,7 +117,7 @@ impl Overview {
         match job.put(part, kv) {
             Ok(change) => Some((id, change)),
             Err(problem) => {
-                tracing::warn!("{problem}");
+                self.problems.push(problem);
                 None
             }
         }
@@ -295,7 +297,7 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::LeaseId;
+    use crate::kv::LeaseId;
 
     fn kv(key: &str, value: &str) -> KeyValue {
         KeyValue {

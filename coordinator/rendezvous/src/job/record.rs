@@ -6,7 +6,7 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Advance, Checkpoint, Failure, Faults, NodeId, Release, Requester, Spec};
-use crate::store::{KeyValue, Revision};
+use crate::kv::{KeyValue, Revision};
 
 /// A host and a port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

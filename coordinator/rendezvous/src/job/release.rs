@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::KeyValue;
+use crate::kv::KeyValue;
 
 /// The versions of the protocol that a program speaks. A job has one of them, and all its programs speak that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn the_protocol_is_read_from_a_spec_of_which_nothing_else_is_understood() {
         let of = |value: &str| {
-            let at = crate::store::Revision(1);
+            let at = crate::kv::Revision(1);
             let (key, value) = ("spec".to_owned(), value.as_bytes().to_vec());
             JobProtocol::of(&KeyValue { key, value, create_revision: at, mod_revision: at, lease: None })
         };

@@ -59,7 +59,7 @@ pub fn spec(min_nodes: u32, max_nodes: u32) -> Spec {
         max_restarts: 0,
         restarts_without_progress: None,
         failed_starts: None,
-        exclude_after: Some(0),
+        exclude_after: 0,
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,
         peer_tls: false,

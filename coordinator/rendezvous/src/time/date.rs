@@ -2,12 +2,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Milliseconds from the Unix epoch to now, on this host's wall clock; zero where that is before it.
-pub fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// A date and time in UTC, from milliseconds since the Unix epoch (the days-to-civil conversion is Howard Hinnant's,
 /// <http://howardhinnant.github.io/date_algorithms.html>).
 pub fn utc(ms: u64) -> String {

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 use elastic_coordinator::flags::certs::CertsCommand;
-use elastic_coordinator::time::date;
+use elastic_rendezvous::time::date;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use elastic_coordinator::job::{JobId, Keys};
 use elastic_coordinator::operator::Operator;
 use elastic_coordinator::removal::RemovalError;
 use elastic_coordinator::service::retention::{Policy, expired};
-use elastic_coordinator::store::Revision;
-use elastic_coordinator::time::date;
+use elastic_rendezvous::job::{JobId, Keys};
+use elastic_store::Revision;
 use serde_json::json;
 
 use crate::{print, print_json};
@@ -30,7 +29,7 @@ pub(crate) async fn finished(
     let (overview, _) = operator.jobs().await?;
     let policy = Policy { keep: Some(older_than), count: None };
     let (mut records, mut left) = (Vec::new(), 0);
-    for id in expired(&overview.jobs, date::now_ms(), policy) {
+    for id in expired(&overview.jobs, elastic_store::clock::epoch_ms(), policy) {
         let chosen = overview.jobs[&id].round.as_ref().map(|round| round.modified);
         match carry_out(operator, &id, chosen, dry_run).await {
             Ok(keys) if json => records.push(record(&id, keys, dry_run)),

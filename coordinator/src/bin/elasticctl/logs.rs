@@ -1,5 +1,5 @@
 //! `elasticctl logs`: finds a job's nodes in the store, asks their agents for their workers' output, and prints it. Who
-//! may read, and how it is proved, is [`elastic_coordinator::node::logs`]'s.
+//! may read, and how it is proved, is [`elastic_node::logs`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use elastic_coordinator::flags::logs::LogsFlags;
-use elastic_coordinator::job::overview::{Job, Overview};
-use elastic_coordinator::job::{Endpoint, JobId, JobSecret, NodeId, RankRecord, RoundRecord, Versioned};
-use elastic_coordinator::node::logs::{LogQuery, LogStream, LogsError, open};
 use elastic_coordinator::operator::Operator;
-use elastic_coordinator::store::Mirror;
-use elastic_coordinator::tls::MutualTls;
+use elastic_node::logs::{LogQuery, LogStream, LogsError, open};
 use elastic_proto::logs::{LogChunk, LogsReply};
+use elastic_rendezvous::job::overview::{Job, Overview};
+use elastic_rendezvous::job::{Endpoint, JobId, JobSecret, NodeId, RankRecord, RoundRecord, Versioned};
+use elastic_store::Mirror;
+use elastic_store::tls::MutualTls;
 use serde_json::json;
 use tokio::sync::mpsc;
 

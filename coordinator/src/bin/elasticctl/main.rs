@@ -16,10 +16,10 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Parser;
 use elastic_coordinator::flags::operator::{Command, Flags as Cli, Output};
-use elastic_coordinator::job::overview::Overview;
-use elastic_coordinator::job::{Requester, json};
 use elastic_coordinator::operator::{Granted, Operator, Wish};
-use elastic_coordinator::store::{Mirror, Store};
+use elastic_rendezvous::job::overview::Overview;
+use elastic_rendezvous::job::{Requester, json};
+use elastic_store::{Mirror, Store};
 
 #[allow(clippy::print_stderr)]
 fn main() -> ExitCode {
@@ -146,7 +146,7 @@ async fn events(operator: &Operator, job: &str, follow: bool, json: bool) -> any
     }
 }
 
-fn print_desired(desired: &elastic_coordinator::job::Desired, json: bool) -> anyhow::Result<()> {
+fn print_desired(desired: &elastic_rendezvous::job::Desired, json: bool) -> anyhow::Result<()> {
     if json {
         return print_json(&serde_json::to_value(desired)?);
     }

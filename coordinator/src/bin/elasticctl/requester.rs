@@ -1,6 +1,6 @@
 //! In whose name `elasticctl` asks. It is what the person says: etcd's users decide who may ask.
 
-use elastic_coordinator::job::{Requester, Via};
+use elastic_rendezvous::job::{Requester, Via};
 
 /// The name that was given, or the user and the host.
 pub(crate) fn of(given: Option<String>) -> Requester {

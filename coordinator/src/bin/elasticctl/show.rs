@@ -1,11 +1,11 @@
-//! Jobs, nodes and events as people read them. Programs read [`elastic_coordinator::job::json`].
+//! Jobs, nodes and events as people read them. Programs read [`elastic_rendezvous::job::json`].
 
 use crate::table::{printable, table};
-use elastic_coordinator::job::overview::{Job, Overview};
-use elastic_coordinator::job::{
+use elastic_rendezvous::job::overview::{Job, Overview};
+use elastic_rendezvous::job::{
     EventRecord, Faults, JobId, JobState, LeaderRecord, ProgressRecord, Protocols, RoundState,
 };
-use elastic_coordinator::time::date::utc;
+use elastic_rendezvous::time::date::utc;
 
 /// All jobs, a line each.
 pub(crate) fn jobs(overview: &Overview) -> String {

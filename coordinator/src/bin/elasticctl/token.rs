@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use elastic_coordinator::job::JobId;
 use elastic_coordinator::service::http::users::{Fingerprint, Role, User, new_token};
-use elastic_coordinator::time::date;
+use elastic_rendezvous::job::JobId;
 
 use crate::print;
 
@@ -19,7 +18,8 @@ pub(crate) fn make(
     json: bool,
 ) -> anyhow::Result<()> {
     let token = new_token();
-    let expires_ms = expires.map(|time| date::now_ms() + u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 2));
+    let expires_ms =
+        expires.map(|time| elastic_store::clock::epoch_ms() + u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 2));
     let jobs = (!jobs.is_empty()).then(|| jobs.into_iter().collect());
     let user = User { name, role, jobs, sha256: Fingerprint::of(&token), expires_ms };
     if json {

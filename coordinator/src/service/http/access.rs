@@ -11,8 +11,7 @@ use axum::response::Response;
 use super::problem::Problem;
 use super::users::{Role, User, Users, Whose};
 use super::{Shown, Site};
-use crate::job::{JobId, Requester, Via};
-use crate::time::date;
+use elastic_rendezvous::job::{JobId, Requester, Via};
 
 /// Who calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +80,7 @@ impl Site {
     /// No one who may call.
     pub(super) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         match &self.shown {
-            Shown::Users(users) => caller(&users.now(), headers, date::now_ms()),
+            Shown::Users(users) => caller(&users.now(), headers, elastic_store::clock::epoch_ms()),
             Shown::Monitoring | Shown::Jobs => Ok(Caller::Anybody),
         }
     }

@@ -11,11 +11,11 @@ use super::Site;
 use super::access::Caller;
 use super::problem::Problem;
 use super::users::Role;
-use crate::job::overview::{Job, Overview};
-use crate::job::{self, JobId, JobState, Requester};
 use crate::operator::{Granted, Wish};
 use crate::service::Shared;
 use axum::http::StatusCode;
+use elastic_rendezvous::job::overview::{Job, Overview};
+use elastic_rendezvous::job::{self, JobId, JobState, Requester};
 
 /// Jobs in one answer unless less is asked for.
 const MOST_JOBS: usize = 1_000;
@@ -182,7 +182,7 @@ pub(super) fn since(job: &Job, after: u64, limit: Option<usize>) -> (Value, bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{KeyValue, Revision};
+    use elastic_store::{KeyValue, Revision};
 
     fn overview(records: &[(&str, Value)]) -> Overview {
         let values: Vec<KeyValue> = records

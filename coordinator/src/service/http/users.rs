@@ -12,8 +12,8 @@ use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
-use crate::followed::Followed;
-use crate::job::{JobId, Requester};
+use elastic_rendezvous::job::{JobId, Requester};
+use elastic_store::followed::Followed;
 
 /// What a user may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]

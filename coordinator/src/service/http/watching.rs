@@ -19,9 +19,9 @@ use super::access::Caller;
 use super::grpc::{MESSAGE, message};
 use super::operations::{find, look, since};
 use super::problem::Problem;
-use crate::job::overview::Overview;
-use crate::job::{self, JobId};
-use crate::store::Revision;
+use elastic_rendezvous::job::overview::Overview;
+use elastic_rendezvous::job::{self, JobId};
+use elastic_store::Revision;
 
 /// What changes within this time is sent together.
 const TOGETHER: Duration = Duration::from_millis(100);

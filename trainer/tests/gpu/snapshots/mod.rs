@@ -99,7 +99,7 @@ fn without_pinned_memory_copies_are_as_right_and_one_line_says_so() {
     let (well, printed, logged) = run(&saving(folder.path()), "pinned=0");
     assert!(well && checksum(&printed) == checksum(&undisturbed), "{logged}");
     assert_eq!(
-        logged.matches("WARN GPU 0 failed to get pinned memory of the host: out of memory").count(),
+        logged.matches("WARN GPU 0 failed to allocate pinned host memory: out of memory").count(),
         1,
         "{logged}"
     );

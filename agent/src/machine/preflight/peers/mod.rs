@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use elastic_coordinator::job::{Endpoint, NodeId, NodeRecord, Phase};
+use elastic_rendezvous::job::{Endpoint, NodeId, NodeRecord, Phase};
 
 use super::judge::{Finding, Reading, State, finding, unknown};
 

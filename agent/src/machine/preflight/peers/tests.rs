@@ -1,4 +1,4 @@
-use elastic_coordinator::job::samples;
+use elastic_rendezvous::job::samples;
 
 use super::*;
 

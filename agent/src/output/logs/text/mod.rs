@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use elastic_coordinator::node::logs::CHUNK;
-use elastic_coordinator::time::Time;
+use elastic_node::logs::CHUNK;
+use elastic_rendezvous::time::Time;
 
 use super::ring::Ring;
 
@@ -67,7 +67,12 @@ impl Text {
     }
 
     fn new(origin: Origin, left: u64, follow: bool) -> Text {
-        Text { origin, left: if follow { u64::MAX } else { left }, pending: Vec::new(), moved: Time::now() }
+        Text {
+            origin,
+            left: if follow { u64::MAX } else { left },
+            pending: Vec::new(),
+            moved: elastic_store::clock::now(),
+        }
     }
 
     /// The next piece: whole lines, or the beginning of a line that is long, or whose end does not come in a while or
@@ -86,7 +91,7 @@ impl Text {
                     return Err(error);
                 }
             };
-            let now = Time::now();
+            let now = elastic_store::clock::now();
             if count > 0 {
                 self.moved = now;
                 self.left -= count as u64;
@@ -110,7 +115,7 @@ impl Text {
 
     /// Whether nothing has come for a while, and nothing is kept back.
     pub(super) fn is_quiet(&self) -> bool {
-        self.pending.is_empty() && Time::now().since(self.moved) >= QUIET
+        self.pending.is_empty() && elastic_store::clock::now().since(self.moved) >= QUIET
     }
 }
 

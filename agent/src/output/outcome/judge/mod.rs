@@ -1,8 +1,8 @@
 //! What a worker's end means: the failure's class, its message, and what killed the worker. Pure: the caller gathers
 //! what the worker left behind.
 
-use elastic_coordinator::job::{Failure, FailureClass, Killer, Killing};
 use elastic_proto::worker::FailureClass as Blame;
+use elastic_rendezvous::job::{Failure, FailureClass, Killer, Killing};
 
 use crate::guard::{Exit, signal_name};
 

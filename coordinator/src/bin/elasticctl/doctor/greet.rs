@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use elastic_coordinator::job::overview::Job;
-use elastic_coordinator::store::StoreError;
-use elastic_coordinator::store::etcd::EtcdTls;
-use elastic_coordinator::time::date::now_ms;
+use elastic_rendezvous::job::overview::Job;
+use elastic_store::StoreError;
+use elastic_store::clock::epoch_ms;
+use elastic_store::etcd::EtcdTls;
 use http_body_util::Empty;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -108,16 +108,16 @@ where
             let (mut sender, connection) = http1::handshake(stream).await?;
             tokio::spawn(connection);
             let request = Request::get("/version").header(HOST, address).body(Empty::<Bytes>::new())?;
-            (now_ms(), sender.send_request(request).await?)
+            (epoch_ms(), sender.send_request(request).await?)
         }
         Speaks::Http2 => {
             let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await?;
             tokio::spawn(connection);
             let request = Request::get(format!("http://{address}/version")).body(Empty::<Bytes>::new())?;
-            (now_ms(), sender.send_request(request).await?)
+            (epoch_ms(), sender.send_request(request).await?)
         }
     };
-    let answered_ms = now_ms();
+    let answered_ms = epoch_ms();
     let date = response.headers().get(DATE).ok_or("its answer over HTTP has no date")?.to_str()?;
     let since = httpdate::parse_http_date(date)?.duration_since(std::time::UNIX_EPOCH)?;
     let date_ms = u64::try_from(since.as_millis())?;

@@ -7,11 +7,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use elastic_coordinator::etcd_v2::EtcdV2;
 use elastic_coordinator::flags::{PeerFlags, StoreFlags};
-use elastic_coordinator::store::etcd::{Alarm, EtcdConfig, EtcdStore, EtcdTls, ListedMember, MemberStatus, tls};
-use elastic_coordinator::store::{Op, Store, StoreError};
-use elastic_coordinator::time::Time;
+use elastic_store::etcd::{Alarm, EtcdConfig, EtcdStore, EtcdTls, ListedMember, MemberStatus, tls};
+use elastic_store::{Op, Store, StoreError};
+use elastic_torchelastic::etcd_v2::EtcdV2;
 use futures::future::join_all;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -152,9 +151,9 @@ pub(super) async fn resolve(address: &str) -> Result<Vec<SocketAddr>, String> {
 
 /// How long it took until one of these accepted a connection.
 async fn accept(addresses: &[SocketAddr]) -> Result<Duration, String> {
-    let begun = Time::now();
+    let begun = elastic_store::clock::now();
     within(TcpStream::connect(addresses)).await?;
-    Ok(Time::now().since(begun))
+    Ok(elastic_store::clock::now().since(begun))
 }
 
 /// A key that no one else uses, outside all jobs.
@@ -165,9 +164,9 @@ fn scratch(prefix: &str) -> String {
 async fn reads(store: &EtcdStore, prefix: &str) -> Result<Duration, StoreError> {
     let key = scratch(prefix);
     median(async || {
-        let begun = Time::now();
+        let begun = elastic_store::clock::now();
         store.get(&key).await?;
-        Ok(Time::now().since(begun))
+        Ok(elastic_store::clock::now().since(begun))
     })
     .await
 }
@@ -176,9 +175,9 @@ async fn writes(store: &EtcdStore, prefix: &str) -> Result<Duration, StoreError>
     let key = scratch(prefix);
     let lease = store.grant(LEASE).await?;
     let written = median(async || {
-        let begun = Time::now();
+        let begun = elastic_store::clock::now();
         store.put(Vec::new(), Op::put_leased(&key, "elasticctl doctor", lease)).await?;
-        let took = Time::now().since(begun);
+        let took = elastic_store::clock::now().since(begun);
         store.put(Vec::new(), Op::delete(&key)).await?;
         Ok(took)
     })
@@ -189,9 +188,9 @@ async fn writes(store: &EtcdStore, prefix: &str) -> Result<Duration, StoreError>
 }
 
 async fn median(sample: impl AsyncFn() -> Result<Duration, StoreError>) -> Result<Duration, StoreError> {
-    let begun = Time::now();
+    let begun = elastic_store::clock::now();
     let mut took = vec![sample().await?];
-    while took.len() < SAMPLES && Time::now().since(begun) < SAMPLING {
+    while took.len() < SAMPLES && elastic_store::clock::now().since(begun) < SAMPLING {
         took.push(sample().await?);
     }
     took.sort();

@@ -24,7 +24,7 @@ mod reach;
 use std::time::Duration;
 
 use elastic_coordinator::flags::{PeerFlags, StoreFlags};
-use elastic_coordinator::time::date::now_ms;
+use elastic_store::clock::epoch_ms;
 
 use self::finding::{Finding, State};
 use self::look::{Cluster, Endpoint};
@@ -60,7 +60,7 @@ fn judge(cluster: &Cluster, lease: Duration) -> Vec<Finding> {
     let mut findings = etcd::judge(cluster, lease);
     let greetings = cluster.endpoints.iter().filter_map(|endpoint| endpoint.greeting.as_ref());
     let shown = greetings.map(|greeting| &greeting.shown).chain(&cluster.files);
-    findings.extend(shown.flat_map(|shown| certificates::judge(shown, now_ms())));
+    findings.extend(shown.flat_map(|shown| certificates::judge(shown, epoch_ms())));
     // Why one that does not answer tells no time either, is said already.
     let clock = |endpoint: &Endpoint| {
         let clock = &endpoint.greeting.as_ref()?.clock;

@@ -6,9 +6,9 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use elastic_coordinator::flags::StoreFlags;
-use elastic_coordinator::job::overview::Job;
-use elastic_coordinator::job::{Endpoint, JobId, Phase};
-use elastic_coordinator::store::Store;
+use elastic_rendezvous::job::overview::Job;
+use elastic_rendezvous::job::{Endpoint, JobId, Phase};
+use elastic_store::Store;
 use futures::StreamExt;
 use tokio::net::TcpStream;
 

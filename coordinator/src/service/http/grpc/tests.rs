@@ -7,15 +7,15 @@ use std::time::Duration;
 use elastic_proto::jobs as told;
 
 use super::*;
-use crate::job::overview::Job;
-use crate::job::{
+use crate::service::http::users::{Fingerprint, Role, User};
+use elastic_rendezvous::job::overview::Job;
+use elastic_rendezvous::job::{
     self, Advance, Asked, Checkpoint, Desired, Endpoint, EventRecord, Exclusion, FailedStart, Failure, FailureClass,
     Fate, Faults, JobId, JobProtocol, JobState, Keys, Killer, Killing, LeaderRecord, NodeId, NodeRecord, OnStoreLoss,
     Phase, ProgressRecord, Protocols, RankRecord, Release, Requester, RestartPolicy, RoundRecord, RoundState, Sealed,
     Spec, TakenBack, Timings, Tombstone, Versioned, Via,
 };
-use crate::service::http::users::{Fingerprint, Role, User};
-use crate::store::Revision;
+use elastic_store::Revision;
 
 fn endpoint() -> Endpoint {
     Endpoint { host: "h".into(), port: 7 }

@@ -1,6 +1,6 @@
 //! Given what was seen, what is said of it.
 
-use elastic_coordinator::store::etcd::ListedMember;
+use elastic_store::etcd::ListedMember;
 
 use super::*;
 

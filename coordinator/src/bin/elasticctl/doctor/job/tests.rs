@@ -1,11 +1,11 @@
 //! Given a job's records and what its ports did, what is said of it.
 
-use elastic_coordinator::job::{
+use elastic_rendezvous::job::{
     Desired, JobProtocol, LeaderRecord, NodeId, NodeRecord, Phase, Protocols, RankRecord, Release, Sealed, Tombstone,
     Versioned, samples,
 };
-use elastic_coordinator::job::{Keys, overview::Overview};
-use elastic_coordinator::store::{KeyValue, LeaseId, Revision};
+use elastic_rendezvous::job::{Keys, overview::Overview};
+use elastic_store::{KeyValue, LeaseId, Revision};
 
 use super::*;
 
@@ -49,7 +49,7 @@ fn runs() -> Seen {
     let leader = LeaderRecord::new(node("a"), peer("a"), false);
     let kv = KeyValue {
         key: keys.leader(),
-        value: elastic_coordinator::job::to_json(&leader),
+        value: elastic_rendezvous::job::to_json(&leader),
         create_revision: Revision(5),
         mod_revision: Revision(7),
         lease: Some(LeaseId(1)),

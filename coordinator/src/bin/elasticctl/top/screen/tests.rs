@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use elastic_coordinator::store::{KeyValue, Revision};
+use elastic_store::{KeyValue, Revision};
 
 fn overview(records: &[(&str, Value)]) -> Overview {
     let values: Vec<KeyValue> = records

@@ -1,0 +1,172 @@
+//! Asks a port who is behind it: the only thing that confirms a death.
+//!
+//! An agent's listening socket is shared with its guard, which closes it only when the agent's whole process tree is
+//! gone. So a refused connection, or another incarnation behind the port, means that nothing of it is left; a
+//! connection that is accepted but not answered means that the guard is still at it, or the agent is frozen.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use tonic::transport::{self, Channel, Error};
+
+use elastic_proto::pulse::pulse_client::PulseClient;
+use elastic_proto::pulse::{Found, IdentifyRequest};
+
+use elastic_rendezvous::job::{Endpoint, NodeId};
+use elastic_store::tls::MutualTls;
+
+/// Longest wait for a connection or an answer.
+pub(super) const ANSWER: Duration = Duration::from_secs(1);
+
+/// Longest pause between two dials.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Between two HTTP/2 pings on an open stream, and how long an answer may take: a network that swallows everything is
+/// noticed after both, not when TCP gives up, which takes a quarter of an hour.
+const PING: Duration = Duration::from_secs(2);
+
+/// Whether `node`, which listened at `peer`, is dead for certain. Asks again while the answer is unclear, no longer
+/// than `patience`; what is still unclear then is not dead.
+pub(super) async fn is_dead(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>, patience: Duration) -> bool {
+    find(peer, node, tls, patience).await == Found::Another
+}
+
+/// Whether `node` is behind the port where it listened. Asks again while the answer is unclear, no longer than
+/// `patience`. [`Found::Another`]: it is dead for certain; [`Found::Nobody`]: nothing is known.
+pub async fn find(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>, patience: Duration) -> Found {
+    let begun = elastic_store::clock::now();
+    let mut pause = Duration::from_millis(2);
+    loop {
+        let found = ask(peer, node, tls).await;
+        if found != Found::Nobody || elastic_store::clock::now().since(begun) >= patience {
+            return found;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE);
+    }
+}
+
+/// Whether `node` is behind its port. A port that no one holds is as good as another's; without an answer nothing is
+/// known.
+async fn ask(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>) -> Found {
+    match timeout(ANSWER, TcpStream::connect((peer.host.as_str(), peer.port))).await {
+        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Found::Another,
+        Ok(Ok(_)) => {}
+        _ => return Found::Nobody,
+    }
+    let identify = async {
+        let mut client = connect(peer, tls).await.ok()?;
+        client.identify(IdentifyRequest { node: node.to_string() }).await.ok().map(|reply| reply.into_inner().found())
+    };
+    timeout(ANSWER, identify).await.ok().flatten().unwrap_or(Found::Nobody)
+}
+
+/// Opens a channel to an agent.
+pub(super) async fn connect(peer: &Endpoint, tls: Option<&MutualTls>) -> Result<PulseClient<Channel>, Error> {
+    connect_pinging(peer, tls, PING).await
+}
+
+async fn connect_pinging(
+    peer: &Endpoint,
+    tls: Option<&MutualTls>,
+    ping: Duration,
+) -> Result<PulseClient<Channel>, Error> {
+    Ok(PulseClient::new(open(endpoint(peer, ping)?, tls).await?))
+}
+
+/// Opens a channel to an agent, for another service than pulses.
+pub(super) async fn channel(peer: &Endpoint, tls: Option<&MutualTls>) -> Result<Channel, Error> {
+    open(endpoint(peer, PING)?, tls).await
+}
+
+/// The same, for a stream of which so many bytes may be under way.
+pub(super) async fn wide_channel(peer: &Endpoint, tls: Option<&MutualTls>, window: u32) -> Result<Channel, Error> {
+    let endpoint = endpoint(peer, PING)?.initial_stream_window_size(window).initial_connection_window_size(window);
+    open(endpoint, tls).await
+}
+
+fn endpoint(peer: &Endpoint, ping: Duration) -> Result<transport::Endpoint, Error> {
+    let endpoint = transport::Endpoint::from_shared(format!("http://{peer}"))?;
+    Ok(endpoint.connect_timeout(ANSWER).tcp_nodelay(true).http2_keep_alive_interval(ping).keep_alive_timeout(ping))
+}
+
+async fn open(endpoint: transport::Endpoint, tls: Option<&MutualTls>) -> Result<Channel, Error> {
+    match tls {
+        Some(tls) => endpoint.connect_with_connector(tls.connector()).await,
+        None => endpoint.connect().await,
+    }
+}
+
+/// The cause that says what happened: those around it say only that a connection failed.
+pub(super) fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use elastic_proto::pulse::{Hello, MemberMessage};
+    use futures::StreamExt;
+    use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::blackhole_proxy::BlackholeProxy;
+    use crate::peer_port::PeerPort;
+    use crate::pulse_server::serve;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn a_stream_into_a_black_hole_ends() -> std::io::Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let hole = BlackholeProxy::before(listener.local_addr()?).await?;
+        let front = Arc::new(PeerPort::default());
+        let (inbox, _notes) = mpsc::unbounded_channel();
+        front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);
+        tokio::spawn(serve(listener, front, None, None));
+        let peer = Endpoint { host: hole.address.ip().to_string(), port: hole.address.port() };
+        let mut client = connect_pinging(&peer, None, Duration::from_millis(50)).await.expect("a channel");
+        let hello = Hello { job: "job".into(), node: "b:1".into(), nonce: Vec::new() };
+        let hello = MemberMessage { hello: Some(hello), ..MemberMessage::default() };
+        let words = futures::stream::iter([hello]).chain(futures::stream::pending());
+        let mut answers = client.watch(words).await.expect("a stream").into_inner();
+        hole.swallow();
+        let ended = timeout(PATIENCE, answers.message()).await.expect("it is noticed");
+        assert!(ended.is_err(), "{ended:?}");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_about_to_go_is_asked_until_it_is_gone() -> std::io::Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let peer = Endpoint { host: "127.0.0.1".to_owned(), port: listener.local_addr()?.port() };
+        let front = Arc::new(PeerPort::default());
+        let server = tokio::spawn(serve(listener, Arc::clone(&front), None, None));
+        let (node, other) = (NodeId::from_text("a:1"), NodeId::from_text("a:2"));
+
+        // While it is here no one asks twice, and its predecessor is known to be dead.
+        front.introduce(&node);
+        assert!(!is_dead(&peer, &node, None, PATIENCE).await);
+        assert!(is_dead(&peer, &other, None, PATIENCE).await);
+
+        // Once its part is over its port vouches for it no more, and its death is seen when the port closes.
+        front.leave();
+        assert!(!is_dead(&peer, &node, None, Duration::ZERO).await, "an open port confirms no death");
+        let mut asked = tokio::spawn({
+            let (peer, node) = (peer.clone(), node.clone());
+            async move { is_dead(&peer, &node, None, PATIENCE).await }
+        });
+        assert!(timeout(Duration::from_millis(20), &mut asked).await.is_err(), "it was not asked again");
+        server.abort();
+        assert!(asked.await.is_ok_and(|dead| dead));
+        Ok(())
+    }
+}

@@ -1,0 +1,397 @@
+//! Carries one term of a [`Leader`]: its transactions, watches, pulse streams and dials. An agent has a member beside
+//! it; a replica of the coordinator has none.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+
+use elastic_proto::pulse::{Answer, Beat, LeaderMessage, Probe};
+
+use super::dial;
+use super::notes::{LeaderInbox, LeaderNote, PulseEvent};
+use super::pulse_proof::Shown;
+use super::tasks::{self, AbortOnDrop, Alarm};
+use elastic_rendezvous::job::{NodeId, Phase};
+use elastic_rendezvous::time::Time;
+use elastic_rendezvous::{Demand, Leader, LeaderInput, LeaderOutput, Word};
+use elastic_store::tls::MutualTls;
+use elastic_store::{Revision, Store, StoreError};
+
+/// Longest that a leaving leader finishes what it began.
+const TIDY: Duration = Duration::from_secs(2);
+
+/// Beats while the job's own pace is not known yet.
+const FIRST_BEAT: Duration = Duration::from_millis(200);
+
+/// How long a suspect may leave a dial unanswered while the job's own patience is not known yet.
+const FIRST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Most notes taken in before a decision, and before others on the same task have their turn.
+const BATCH: usize = 1024;
+/// Streams of nodes that the leader does not know. A node may come before its key does, or before a new leader has read
+/// it; it is taken in as soon as the leader knows it, and one that is turned away comes again.
+const STRANGERS: usize = 1024;
+
+/// A pulse stream to us.
+struct Stream {
+    node: NodeId,
+    /// What proves that it is that node's, until that was checked.
+    shown: Option<Shown>,
+    answers: watch::Sender<LeaderMessage>,
+    /// The leader knows of it: it knows the node, and the stream has shown what it must.
+    known: bool,
+    /// The newest beat that came before that.
+    early: Option<Beat>,
+}
+
+/// A term being carried.
+pub struct LeaderDrive {
+    leader: Leader,
+    store: Arc<dyn Store>,
+    inbox: LeaderInbox,
+    /// The node that leads, where it is a member too: it needs no stream to itself.
+    own: Option<NodeId>,
+    say: Box<dyn Fn(String) + Send>,
+    /// How suspects are dialled.
+    tls: Option<MutualTls>,
+    watches: Vec<AbortOnDrop>,
+    streams: BTreeMap<u64, Stream>,
+    /// How many of them each node has.
+    counts: BTreeMap<NodeId, usize>,
+    /// Those of nodes that the leader does not know, yet or at all.
+    strangers: BTreeSet<u64>,
+    /// Nodes in whose names streams were turned away: one warning for each is enough.
+    forged: BTreeSet<NodeId>,
+    /// Why the store tells it nothing more.
+    broken: Option<StoreError>,
+    /// When it began.
+    begun: Time,
+    /// When the own node counts as heard next.
+    beat_at: Time,
+}
+
+impl LeaderDrive {
+    /// Carries `leader`; what is next to it reports to `inbox`, whose other end feeds [`LeaderDrive::note`].
+    pub fn new(
+        leader: Leader,
+        store: Arc<dyn Store>,
+        inbox: LeaderInbox,
+        own: Option<NodeId>,
+        say: Box<dyn Fn(String) + Send>,
+        tls: Option<MutualTls>,
+    ) -> LeaderDrive {
+        let (watches, streams, counts, strangers, forged) = Default::default();
+        let now = elastic_store::clock::now();
+        let mut drive = LeaderDrive {
+            leader,
+            store,
+            inbox,
+            own,
+            say,
+            tls,
+            watches,
+            streams,
+            counts,
+            strangers,
+            forged,
+            broken: None,
+            begun: now,
+            beat_at: now,
+        };
+        match drive.own.clone() {
+            Some(own) => drive.step(LeaderInput::Opened(own)),
+            None => drive.step(LeaderInput::Tick),
+        }
+        drive.decide();
+        drive
+    }
+
+    /// The term.
+    pub fn term(&self) -> Revision {
+        self.leader.term()
+    }
+
+    /// The term is over: nothing follows.
+    pub fn is_over(&self) -> bool {
+        self.leader.is_over()
+    }
+
+    /// Why the term is over, where the store ended it and no other leader did.
+    pub fn broken(&self) -> Option<StoreError> {
+        self.broken.clone()
+    }
+
+    /// The leader's word now; none before it has read the job.
+    pub fn word(&self, now: Time) -> Option<Word> {
+        self.leader.word(now)
+    }
+
+    /// When it wants a [`LeaderDrive::tick`].
+    pub fn deadline(&self) -> Option<Time> {
+        let beat = self.own.is_some().then_some(self.beat_at);
+        [self.leader.deadline(), beat].into_iter().flatten().min()
+    }
+
+    /// A member that lives, since its key is here, and has opened no stream to us for two leases: it cannot reach us.
+    /// Without its pulses a leader is slow to judge.
+    pub fn unreached(&self, now: Time) -> Option<&NodeId> {
+        let view = self.leader.view()?;
+        if view.roster.all_opened().is_some() {
+            return None;
+        }
+        let patience = view.spec.timings.lease_ttl * 2;
+        view.roster.members().map(|(node, _)| node).find(|node| {
+            let opened = view.roster.contact(node).is_some_and(|contact| contact.opened.is_some());
+            let late = view.roster.node(node).is_some_and(|present| {
+                // A result outlives its node.
+                present.record.phase != Phase::Done && now.since(present.arrived.max(self.begun)) >= patience
+            });
+            late && !opened
+        })
+    }
+
+    /// Does what time asks for; whether a beat of the own node was due.
+    pub fn tick(&mut self) -> bool {
+        let now = elastic_store::clock::now();
+        let beat = self.own.clone().filter(|_| now >= self.beat_at);
+        let beats = beat.is_some();
+        if let Some(own) = beat {
+            self.beat_at = now + self.leader.view().map_or(FIRST_BEAT, |view| view.spec.timings.beat());
+            self.step(LeaderInput::Heard { node: own, probe: 0, echo: Some(now) });
+        }
+        if self.leader.deadline().is_some_and(|at| now >= at) {
+            self.step(LeaderInput::Tick);
+        }
+        self.decide();
+        beats
+    }
+
+    /// Takes in what happened next to it: this, and what is queued behind it. One decision is enough for all.
+    pub fn notes(&mut self, first: LeaderNote, queue: &mut mpsc::UnboundedReceiver<LeaderNote>) {
+        self.take(first);
+        for _ in 1..BATCH {
+            let Ok(note) = queue.try_recv() else { break };
+            self.take(note);
+        }
+        self.meet_strangers();
+        self.decide();
+    }
+
+    /// Takes in one thing that happened next to it.
+    pub fn note(&mut self, note: LeaderNote) {
+        self.take(note);
+        self.meet_strangers();
+        self.decide();
+    }
+
+    /// Takes in the streams of nodes that the leader knows by now, and the beats that came too early.
+    fn meet_strangers(&mut self) {
+        let met: Vec<u64> = self.strangers.iter().copied().filter(|id| self.is_met(*id)).collect();
+        for id in met {
+            self.introduce(id);
+            if let Some(beat) = self.streams.get_mut(&id).and_then(|stream| stream.early.take()) {
+                self.beat(id, beat);
+            }
+        }
+    }
+
+    fn is_met(&self, stream: u64) -> bool {
+        self.streams.get(&stream).is_some_and(|stream| self.leader.demand(&stream.node) != Demand::Wait)
+    }
+
+    fn take(&mut self, note: LeaderNote) {
+        match note {
+            LeaderNote::Input(term, input) => {
+                if term == self.term() {
+                    self.step(input);
+                }
+            }
+            LeaderNote::Pulse { stream, event, turn: _turn } => match event {
+                PulseEvent::Opened { node, shown, answers } => self.opened(stream, node, shown, answers),
+                PulseEvent::Beat(beat) => self.beat(stream, beat),
+                PulseEvent::Closed => self.closed(stream),
+            },
+        }
+    }
+
+    fn opened(&mut self, stream: u64, node: NodeId, shown: Option<Shown>, answers: watch::Sender<LeaderMessage>) {
+        if self.strangers.len() < STRANGERS || self.leader.demand(&node) != Demand::Wait {
+            *self.counts.entry(node.clone()).or_default() += 1;
+            self.streams.insert(stream, Stream { node, shown, answers, known: false, early: None });
+            self.strangers.insert(stream);
+            self.introduce(stream);
+        }
+    }
+
+    /// Tells the leader of a stream once it knows the node, and ends one that does not show what it must; whether the
+    /// leader knows it.
+    fn introduce(&mut self, id: u64) -> bool {
+        let Some(stream) = self.streams.get_mut(&id) else { return false };
+        if stream.known {
+            return true;
+        }
+        let node = stream.node.clone();
+        match self.leader.demand(&node) {
+            Demand::Wait => return false,
+            Demand::Nothing => {}
+            Demand::Proof(secret) => {
+                let shown = stream.shown.take();
+                let Some(proof) = shown.and_then(|shown| shown.answer(secret, self.leader.node(), &node)) else {
+                    self.turn_away(id, node);
+                    return false;
+                };
+                stream.answers.send_modify(|word| word.proof = proof);
+            }
+        }
+        stream.known = true;
+        self.strangers.remove(&id);
+        self.step(LeaderInput::Opened(node));
+        true
+    }
+
+    /// No one but that node itself can make up for what is missing, on a stream of its own.
+    fn turn_away(&mut self, stream: u64, node: NodeId) {
+        self.closed(stream);
+        if self.forged.insert(node.clone()) {
+            tracing::warn!(
+                %node,
+                "a pulse stream in the name of this node does not prove that it knows the job's secret, and counts for \
+                 nothing: somebody else opened it, or the `secret` in the store was changed after the node had joined"
+            );
+        }
+    }
+
+    fn closed(&mut self, stream: u64) {
+        self.strangers.remove(&stream);
+        let Some(Stream { node, known, .. }) = self.streams.remove(&stream) else { return };
+        let others = self.counts.get(&node).map_or(0, |count| count - 1);
+        if others > 0 {
+            self.counts.insert(node, others);
+            return;
+        }
+        self.counts.remove(&node);
+        if known {
+            self.step(LeaderInput::Closed(node));
+        }
+    }
+
+    fn beat(&mut self, stream: u64, Beat { seq, probe, echo_ms }: Beat) {
+        if !self.introduce(stream) {
+            if let Some(stranger) = self.streams.get_mut(&stream) {
+                stranger.early = Some(Beat { seq, probe, echo_ms });
+            }
+            return;
+        }
+        let Some(Stream { node, answers, .. }) = self.streams.get(&stream) else { return };
+        let node = node.clone();
+        if echo_ms > answers.borrow().answer.map(|answer| answer.sent_ms) {
+            // The sender claims to have heard what was not said to it, so it is not that node.
+            tracing::warn!(%node, "a pulse stream in the name of this node is ended: it answers what was not sent on it");
+            return self.closed(stream);
+        }
+        let echo = echo_ms.map(Time::from_millis);
+        self.step(LeaderInput::Heard { node, probe, echo });
+        if self.is_over() {
+            return;
+        }
+        let now = elastic_store::clock::now();
+        if let Some(word) = self.word(now) {
+            let answer = Answer {
+                seq,
+                round: word.round,
+                round_revision: word.revision.0,
+                running: word.running,
+                proof_age_ms: word.proof_age.as_millis() as u64,
+                all_heard_ms: word.all_heard.map(|age| age.as_millis() as u64),
+                term: self.term().0,
+                sent_ms: now.as_millis(),
+            };
+            if let Some(stream) = self.streams.get(&stream) {
+                stream.answers.send_modify(|word| word.answer = Some(answer));
+            }
+        }
+    }
+
+    fn step(&mut self, input: LeaderInput) {
+        for output in self.leader.take(elastic_store::clock::now(), input) {
+            self.carry(output);
+        }
+    }
+
+    /// Lets the leader decide on its inputs.
+    fn decide(&mut self) {
+        loop {
+            let outputs = self.leader.act(elastic_store::clock::now());
+            if outputs.is_empty() {
+                return;
+            }
+            outputs.into_iter().for_each(|output| self.carry(output));
+        }
+    }
+
+    fn carry(&mut self, output: LeaderOutput) {
+        let (store, inbox, term) = (Arc::clone(&self.store), self.inbox.clone(), self.term());
+        match output {
+            LeaderOutput::Txn(txn) => {
+                tokio::spawn(async move {
+                    let sent = elastic_store::clock::now();
+                    let result = store.txn(txn).await;
+                    let _ = inbox.send(LeaderNote::Input(term, LeaderInput::Answered { sent, result }));
+                });
+            }
+            LeaderOutput::Watch(scope, from) => self.watches.push(tasks::watch(store, scope, from, move |update| {
+                inbox.send(LeaderNote::Input(term, LeaderInput::Watched(update))).is_ok()
+            })),
+            LeaderOutput::Probe(number) => {
+                let asked = Some(Probe { number });
+                for stream in self.streams.values().filter(|stream| stream.known) {
+                    // Asked again for one that opened late, the others have nothing to wake for.
+                    stream.answers.send_if_modified(|word| std::mem::replace(&mut word.probe, asked) != asked);
+                }
+                if let Some(own) = self.own.clone() {
+                    self.step(LeaderInput::Heard { node: own, probe: number, echo: Some(elastic_store::clock::now()) });
+                }
+            }
+            LeaderOutput::Suspect(node, peer) => {
+                let patience = self.leader.view().map_or(FIRST_PATIENCE, |view| view.spec.timings.lease_ttl);
+                let tls = self.tls.clone();
+                tokio::spawn(async move {
+                    if dial::is_dead(&peer, &node, tls.as_ref(), patience).await {
+                        let _ = inbox.send(LeaderNote::Input(term, LeaderInput::Dead(node)));
+                    }
+                });
+            }
+            LeaderOutput::Deposed => self.close(),
+            LeaderOutput::Broken(error) => {
+                tracing::warn!("leading is not possible: {error}");
+                self.broken = Some(error);
+                self.close();
+            }
+            LeaderOutput::Say(line) => (self.say)(line),
+            LeaderOutput::Warn(line) => tracing::warn!("{line}"),
+        }
+    }
+
+    fn close(&mut self) {
+        self.watches.clear();
+        self.streams.clear();
+        self.counts.clear();
+        self.strangers.clear();
+    }
+
+    /// Finishes the transaction under way, and what follows from it, before the leader leaves.
+    pub async fn tidy(&mut self, notes: &mut mpsc::UnboundedReceiver<LeaderNote>) {
+        let (by, mut alarm) = (elastic_store::clock::now() + TIDY, Alarm::default());
+        while self.leader.is_busy() && elastic_store::clock::now() < by {
+            tokio::select! {
+                note = notes.recv() => if let Some(note @ LeaderNote::Input(..)) = note { self.note(note) },
+                () = alarm.rings(Some(by)) => {}
+            }
+        }
+    }
+}

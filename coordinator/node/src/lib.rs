@@ -1,0 +1,241 @@
+//! Carries the machines of [`elastic_rendezvous`]: runs their transactions, watches, leases, pulses and timers, and
+//! hands worker commands to the agent. Nothing is decided here.
+//!
+//! One task owns a [`Member`] and, while it leads, a [`Leader`](elastic_rendezvous::Leader). All IO runs next to it and
+//! reports back through one queue, so the machines see one event at a time:
+//!
+//! ```text
+//!   store calls ─┐                         ┌─▶ store calls
+//!   watches ─────┤                         ├─▶ watches
+//!   pulses ──────┼─▶ queue ─▶ step ────────┼─▶ pulses
+//!   dials ───────┤                         ├─▶ dials
+//!   the agent ───┘                         └─▶ commands to the agent
+//! ```
+
+#![deny(unsafe_code)]
+
+pub mod bandwidth;
+#[cfg(test)]
+#[path = "../../store/src/listener/blackhole_proxy.rs"]
+mod blackhole_proxy;
+pub mod dial;
+mod drive;
+pub mod lead;
+pub mod logs;
+pub mod notes;
+pub mod peer_port;
+mod proven;
+mod pulse_client;
+mod pulse_proof;
+pub mod pulse_server;
+pub mod requests;
+pub mod tasks;
+pub mod trust;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+
+use elastic_rendezvous::job::{Endpoint, JobId, NodeId, RoundRecord, Timings, Versioned};
+use elastic_rendezvous::time::Time;
+use elastic_rendezvous::{Credentials, End, Member, MemberInput, MemberSetup, Outcome, Start};
+use elastic_store::Store;
+use elastic_store::tls::MutualTls;
+
+use logs::LogRequest;
+use peer_port::PeerPort;
+
+/// What the agent is asked to do with its workers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Command {
+    /// Start the workers of this place, or give it to those that quiesced; report [`GroupReport::Started`], later
+    /// [`GroupReport::Ended`].
+    Start(Box<Start>),
+    /// Let workers quiesce once a round is forming, or stop them if they cannot, all within this time; report
+    /// [`GroupReport::Quiesced`] or [`GroupReport::Stopped`].
+    Quiesce(Duration),
+    /// Start new workers instead of those that are gone, without places; report [`GroupReport::Quiesced`] when all
+    /// are warm. If they cannot warm up, stop all and report [`GroupReport::Stopped`].
+    WarmUp {
+        /// The round that forms without this node.
+        round: u64,
+        /// Restarts charged to the job so far.
+        restarts: u32,
+        /// The time in which to stop them.
+        grace: Duration,
+    },
+    /// Stop all workers, politely first, within this time; report [`GroupReport::Stopped`].
+    Stop(Duration),
+    /// Kill all workers at once; report [`GroupReport::Stopped`].
+    Kill,
+    /// Workers must not outlive this time, whatever happens to the agent.
+    Fence(Option<Time>),
+    /// The node leaves: from the stop signal on, workers have this long.
+    Leaving(Duration),
+    /// A round is forming: its number and the reason.
+    Forming(u64, String),
+    /// A line for the log.
+    Say(String),
+    /// The part of this node ends like this, and its workers are gone; its key stays until [`GroupReport::Concluded`].
+    /// Only from a driver that is [`Node::concluding`].
+    Conclude(NodeId, Box<End>),
+}
+
+/// What the agent tells of its local worker group, and what it asks.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GroupReport {
+    /// All workers of the round were started.
+    Started(u64),
+    /// Workers of the round ended by themselves.
+    Ended {
+        /// The round.
+        round: u64,
+        /// How.
+        outcome: Outcome,
+    },
+    /// No worker is left, and none of their children.
+    Stopped {
+        /// A fresh address held for rank 0's bootstrap.
+        master: Option<Endpoint>,
+    },
+    /// The workers that are left have quiesced: they touch nothing until they are given their next place.
+    Quiesced {
+        /// A fresh address held for rank 0's bootstrap.
+        master: Option<Endpoint>,
+        /// Whether none of the workers has died.
+        whole: bool,
+    },
+    /// Leave as planned; told again, at once.
+    Drain,
+    /// Nothing is left to be done at the end.
+    Concluded,
+}
+
+/// How an incarnation's part ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Parting {
+    /// The agent is finished.
+    End(End),
+    /// It was evicted, with the reason: it may join again as a new incarnation.
+    Rejoin(String),
+}
+
+/// A node's place in a final version of TorchElastic's rendezvous.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Membership {
+    /// The version.
+    pub version: u64,
+    /// The node's position in it. No other node ever has it there.
+    pub group_rank: u32,
+    /// Nodes in it.
+    pub group_world_size: u32,
+}
+
+/// How a node stands, for the worker socket and for people.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Status {
+    /// What lets it commit, while it is a member of a round.
+    pub credentials: Option<Credentials>,
+    /// Where its workers run in TorchElastic's rendezvous, which knows no credentials.
+    pub membership: Option<Membership>,
+    /// The round as last seen.
+    pub round: Option<Versioned<RoundRecord>>,
+    /// Whether it leads.
+    pub leading: bool,
+    /// The timings of the job that it has joined.
+    pub timings: Option<Timings>,
+}
+
+/// What runs beside the member reports through this.
+type Inbox = mpsc::UnboundedSender<MemberInput>;
+
+/// A node's driver: keeps the peer port over all incarnations of the agent.
+pub struct Node {
+    store: Arc<dyn Store>,
+    job: JobId,
+    front: Arc<PeerPort>,
+    status: watch::Sender<Status>,
+    concludes: bool,
+    tls: Option<MutualTls>,
+}
+
+impl Node {
+    /// Takes pulses on `listener`, whose address the nodes' records name as `peer`.
+    ///
+    /// Must be called within a tokio runtime; the server ends with it.
+    pub fn new(store: Arc<dyn Store>, job: JobId, listener: TcpListener) -> Node {
+        Node::serving(store, job, listener, None, None)
+    }
+
+    /// The same, for an agent that answers requests for its workers' output: they come out of the other end of `logs`,
+    /// of which there are [`logs::READERS`] at most at once. With `tls` it speaks to those alone who show a certificate.
+    pub fn with_logs(
+        store: Arc<dyn Store>,
+        job: JobId,
+        listener: TcpListener,
+        logs: mpsc::Sender<LogRequest>,
+        tls: Option<MutualTls>,
+    ) -> Node {
+        Node::serving(store, job, listener, Some(logs), tls)
+    }
+
+    fn serving(
+        store: Arc<dyn Store>,
+        job: JobId,
+        listener: TcpListener,
+        logs: Option<mpsc::Sender<LogRequest>>,
+        tls: Option<MutualTls>,
+    ) -> Node {
+        let front = Arc::<PeerPort>::default();
+        tokio::spawn(pulse_server::serve(listener, Arc::clone(&front), logs, tls.clone()));
+        Node { store, job, front, status: watch::Sender::new(Status::default()), concludes: false, tls }
+    }
+
+    /// The same, for an agent that wants a word before the node's key goes: see [`Command::Conclude`].
+    #[must_use]
+    pub fn concluding(self) -> Node {
+        Node { concludes: true, ..self }
+    }
+
+    /// How the node stands, as it changes.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// Runs one incarnation to its end.
+    pub async fn run(
+        &self,
+        setup: MemberSetup,
+        commands: &mpsc::UnboundedSender<Command>,
+        reports: &mut mpsc::UnboundedReceiver<GroupReport>,
+    ) -> Parting {
+        let (inbox, inputs) = mpsc::unbounded_channel();
+        let (leader_inbox, notes) = mpsc::unbounded_channel();
+        self.front.open(&setup.record.id(), &self.job, leader_inbox.clone());
+        let keys = setup.keys.clone();
+        let drive = drive::Drive::new(self, Member::new(setup), keys, inbox, leader_inbox, commands);
+        let parting = drive.run(inputs, notes, reports).await;
+        self.front.close(&self.job);
+        self.status.send_replace(Status::default());
+        parting
+    }
+}
+
+/// Bytes from the system that no one can guess.
+///
+/// # Errors
+/// The system has none.
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map(|()| bytes).map_err(|_| io::Error::other("the system gives no random bytes"))
+}
+
+/// What to add to this machine's clock for milliseconds since the Unix epoch, for the history that people read.
+pub fn epoch_ms(now: Time) -> u64 {
+    elastic_store::clock::epoch_ms().saturating_sub(now.as_millis())
+}

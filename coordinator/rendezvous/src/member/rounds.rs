@@ -1,0 +1,243 @@
+//! What news of the round mean to a node, and how it finds its place.
+
+use super::step::Out;
+use super::timers::Timer;
+use super::{Call, End, Leave, Member, MemberOutput, Mode, Start, Workers};
+use crate::job::{RankRecord, RoundRecord, RoundState, Sealed, Versioned};
+use crate::kv::{Op, OpResult, Revision, Txn, TxnResult};
+use crate::time::Time;
+
+/// Looking up the node's seat, once for each sealed round.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SeatLookup {
+    /// The sealed round whose seat was looked up last, by its running record's plan.
+    known: Option<(u64, Revision)>,
+    /// The sealed round whose seat is being looked up.
+    asked: Option<Sealed>,
+}
+
+impl Member {
+    pub(super) fn round_read(&mut self, now: Time, round: Result<Versioned<RoundRecord>, String>, out: &mut Out) {
+        let round = match round {
+            Ok(round) => round,
+            // As good as deleted: no one can form or end a round any more.
+            Err(problem) => return self.end(End::StoreLost(problem), out),
+        };
+        if self.round.as_ref().is_some_and(|known| known.modified >= round.modified) {
+            return;
+        }
+        if self.round.as_ref().is_some_and(|known| known.created != round.created) {
+            let why = "the job's records were removed, and its id was used for a new job: this node's job is gone";
+            return self.end(End::StoreLost(why.to_owned()), out);
+        }
+        if self.round.as_ref().is_some_and(|known| known.value.generation != round.value.generation) {
+            // Cut off, it missed the job's failure. It joins like anyone else: the flags may be others now.
+            return self.evicted("the job failed and was begun anew meanwhile".to_owned(), out);
+        }
+        self.round = Some(round.clone());
+        match round.value.state {
+            RoundState::Forming => self.round_forms(now, &round.value, out),
+            RoundState::Running => self.round_runs(&round.value, out),
+            RoundState::Succeeded => self.end(End::Succeeded, out),
+            RoundState::Closed => self.end(End::Closed, out),
+            RoundState::Failed => self.end(End::Failed(round.value.cause, round.value.reason), out),
+        }
+    }
+
+    /// No one deletes the `round` key while the job has nodes: it is written over, and its create revision
+    /// tells one life of the id from another that began on an emptied store.
+    pub(super) fn round_gone(&mut self, out: &mut Out) {
+        let why = "the job's `round` key was deleted: was the store emptied or the job removed by hand?";
+        self.end(End::StoreLost(why.to_owned()), out);
+    }
+
+    fn round_forms(&mut self, now: Time, round: &RoundRecord, out: &mut Out) {
+        let left = round.sealed.map(|sealed| sealed.number);
+        match self.mode {
+            Mode::Starting(own) | Mode::Running(own) | Mode::Done(own) | Mode::Failed(own, _) => {
+                if left != Some(own) {
+                    return self.left_behind(out);
+                }
+                if round.leaving.contains(&self.setup.record.name) {
+                    self.leave_by(now);
+                    self.say_leaving(out);
+                    self.mode = Mode::Leaving(own, Some(round.number));
+                } else {
+                    self.mode = Mode::Waiting(Some(round.number));
+                }
+                if round.paused && !matches!(self.mode, Mode::Leaving(..)) {
+                    self.stop_for_pause(round, out);
+                } else {
+                    self.say_forming(round, out);
+                    self.quiesce(out);
+                }
+            }
+            Mode::Leaving(own, None) => {
+                if left == Some(own) {
+                    self.say_forming(round, out);
+                    self.mode = Mode::Leaving(own, Some(round.number));
+                } else {
+                    self.left_behind(out);
+                }
+            }
+            // Everybody of the last round counts as gone, this node too: it stopped, and its key went with its lease. It
+            // comes as a newcomer, and those need no workers.
+            Mode::Waiting(Some(_)) if left.is_none() => {
+                self.stop(out);
+                self.mode = Mode::Waiting(None);
+                self.own.lost_track();
+            }
+            Mode::Waiting(Some(asked)) if asked == round.number && round.leaving.contains(&self.setup.record.name) => {
+                self.leave_by(now);
+                self.mode = Mode::Leaving(asked.saturating_sub(1), Some(asked));
+            }
+            Mode::Waiting(_) | Mode::WarmingUp(_) if round.paused && self.workers != Workers::None => {
+                if let Mode::WarmingUp(_) = self.mode {
+                    self.mode = Mode::Waiting(None);
+                }
+                self.stop_for_pause(round, out);
+                self.own.lost_track();
+            }
+            // Its agent may have started workers ahead of its first place. It gets none before they are gone.
+            Mode::Waiting(None) if round.paused && self.setup.record.warms_up => {
+                self.workers = Workers::Dismissed;
+                out.push(MemberOutput::Stop(self.spec.timings.drain_grace));
+            }
+            // A new plan may have been made because this node was evicted, and it has nothing to write that would tell.
+            Mode::Waiting(Some(asked)) if asked == round.number => self.own.lost_track(),
+            // A seat in the sealed round, if there is one, is looked up first.
+            _ => {}
+        }
+    }
+
+    /// An operator paused the job: the workers may save as those of a node that leaves, and end. The node stays.
+    fn stop_for_pause(&mut self, round: &RoundRecord, out: &mut Out) {
+        self.say_leaving(out);
+        self.say_forming(round, out);
+        self.stop(out);
+    }
+
+    fn say_forming(&self, round: &RoundRecord, out: &mut Out) {
+        if matches!(self.workers, Workers::Alive(_) | Workers::Quiescing(_)) {
+            out.push(MemberOutput::Forming(round.number, round.reason.clone()));
+        }
+    }
+
+    fn round_runs(&mut self, round: &RoundRecord, out: &mut Out) {
+        match self.mode {
+            Mode::Starting(own) | Mode::Running(own) | Mode::Done(own) | Mode::Failed(own, _)
+                if own != round.number =>
+            {
+                self.left_behind(out);
+            }
+            Mode::Waiting(Some(_)) if !self.workers.are_at_rest() => self.left_behind(out),
+            _ => {}
+        }
+    }
+
+    /// Whether workers of its last round have died, and new ones can be started before their place is known.
+    pub(super) fn lacks_workers(&self) -> bool {
+        self.setup.record.warms_up && matches!(self.workers, Workers::None | Workers::Short)
+    }
+
+    /// The other nodes continue meanwhile: new workers are started instead of those that have died.
+    fn warm_up(&mut self, round: &RoundRecord, out: &mut Out) {
+        self.mode = Mode::WarmingUp(round.number);
+        self.workers = Workers::WarmingUp;
+        let (restarts, grace) = (round.restarts, self.spec.timings.stop_grace);
+        out.push(MemberOutput::WarmUp { round: round.number, restarts, grace });
+    }
+
+    /// Its workers are warm, or cannot be warmed up and have ended: it wants a place.
+    pub(super) fn return_when_warm(&mut self) {
+        if matches!(self.mode, Mode::WarmingUp(_)) && self.workers.are_at_rest() {
+            self.mode = Mode::Waiting(None);
+        }
+    }
+
+    /// The group continued without this node: whatever it still has of the old round ends now, and its own key will
+    /// tell whether it was evicted.
+    fn left_behind(&mut self, out: &mut Out) {
+        self.kill(out);
+        self.mode = if self.leave != Leave::No { Mode::Ending(End::Drained) } else { Mode::Waiting(None) };
+        self.own.lost_track();
+    }
+
+    /// Looks up its place in a sealed round it has not checked yet.
+    pub(super) fn look_up_seat(&mut self, out: &mut Out) {
+        let Some(round) = &self.round else { return };
+        let Some(sealed) = round.value.sealed else { return };
+        let looked = self.seat.known == Some((sealed.number, sealed.plan));
+        let waiting = matches!(self.mode, Mode::Waiting(_)) && self.workers.are_at_rest();
+        if looked || !waiting || self.own.created().is_none() {
+            return;
+        }
+        let keys = &self.setup.keys;
+        let rank = keys.rank(sealed.number, sealed.plan, &self.id());
+        let txn = Txn::of([Op::get(keys.round()), Op::get(rank)]);
+        if !self.calls.contains(&Call::Seat) {
+            self.seat.asked = Some(sealed);
+        }
+        self.call(Call::Seat, txn, out);
+    }
+
+    pub(super) fn seat_read(&mut self, now: Time, sent: Time, result: &TxnResult, out: &mut Out) {
+        // This is about the seat that was asked for, not about the round known by now: the watch may have been faster
+        // than this answer.
+        let asked = self.seat.asked.take();
+        match result.results.first().and_then(OpResult::value) {
+            Some(kv) => self.round_read(now, Versioned::parse(kv), out),
+            None => self.round_gone(out),
+        }
+        let Some(round) = self.round.clone() else { return };
+        let Some(sealed) = round.value.sealed else { return };
+        if asked != Some(sealed) || !matches!(self.mode, Mode::Waiting(_)) || !self.workers.are_at_rest() {
+            // It moved on meanwhile: the next look-up is about the newer one.
+            return;
+        }
+        let rank = match result.results.get(1).and_then(OpResult::value).map(Versioned::<RankRecord>::parse) {
+            Some(Ok(rank)) => Some(rank.value),
+            Some(Err(problem)) => return self.say_once(problem, out),
+            None => None,
+        };
+        let looked = (sealed.number, sealed.plan);
+        match (rank, round.value.state) {
+            (Some(rank), RoundState::Running) => {
+                self.proofs.round = self.proofs.round.max(sent);
+                if !self.may_start(now) {
+                    // Workers started now would be killed at once: renew first.
+                    self.timers.set(Timer::Lease, now);
+                    self.timers.set(Timer::Retry, now + self.spec.timings.beat() / 5);
+                    return;
+                }
+                self.prove(sent);
+                self.seat.known = Some(looked);
+                self.mode = Mode::Starting(sealed.number);
+                self.workers = Workers::Alive(sealed.number);
+                out.push(MemberOutput::Start(Box::new(Start {
+                    round: round.value,
+                    rank,
+                    spec: self.spec.clone(),
+                    secret: self.secret.clone(),
+                })));
+            }
+            (Some(_), _) => {
+                self.seat.known = Some(looked);
+                self.mode = Mode::Waiting(Some(round.value.number));
+            }
+            (None, _) => {
+                self.seat.known = Some(looked);
+                if let Mode::Waiting(Some(asked)) = self.mode
+                    && asked <= sealed.number
+                {
+                    if self.lacks_workers() && !round.value.paused && !round.value.state.is_final() {
+                        return self.warm_up(&round.value, out);
+                    }
+                    // A node without a place needs no workers, whether they are at rest or not.
+                    self.stop(out);
+                    self.mode = Mode::Waiting(None);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,553 @@
+//! What a node does about records and stores that are not as they should be. The simulation plays whole histories.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::job::{JobId, JobSecret, Keys, NodeRecord, Protocols, Release};
+use crate::kv::{Event, Guard, KeyValue, LeaseId, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
+use crate::time::Time;
+
+const NOW: Time = Time::from_millis(100_000);
+
+fn keys() -> Keys {
+    let job: JobId = "J".parse().unwrap();
+    Keys::new("/elastic", &job)
+}
+
+fn spec() -> Value {
+    json!({
+        "protocol": 1, "min_nodes": 1, "max_nodes": 3, "max_restarts": 3, "exclude_after": 0, "lease_ttl_ms": 10_000, "last_call_ms": 0,
+        "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000, "drain_grace_ms": 30_000,
+        "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": 0,
+    })
+}
+
+fn kv(key: String, value: &str, created: i64, modified: i64, lease: Option<LeaseId>) -> KeyValue {
+    let (create_revision, mod_revision) = (Revision(created), Revision(modified));
+    KeyValue { key, value: value.as_bytes().to_vec(), create_revision, mod_revision, lease }
+}
+
+fn round(created: i64, modified: i64, record: Value) -> KeyValue {
+    kv(keys().round(), &record.to_string(), created, modified, None)
+}
+
+fn forming() -> Value {
+    json!({ "number": 1, "generation": 1, "state": "forming", "reason": "r" })
+}
+
+/// Its answer to a call: what was read there.
+fn answer(call: Call, succeeded: bool, at: i64, read: Vec<Option<KeyValue>>) -> MemberInput {
+    let results = read.into_iter().map(|value| OpResult::Values(value.into_iter().collect())).collect();
+    let result = TxnResult { succeeded, revision: Revision(at), results };
+    MemberInput::Answered { call, sent: NOW, result: Ok(result) }
+}
+
+fn setup() -> MemberSetup {
+    let record: NodeRecord = serde_json::from_value(json!({
+        "name": "a", "incarnation": "1", "machine": "a", "boot": "b", "host": "a", "slots": 1, "role": "default",
+        "peer": { "host": "h", "port": 1 }, "phase": "waiting",
+    }))
+    .unwrap();
+    MemberSetup {
+        record,
+        spec: serde_json::from_value(spec()).unwrap(),
+        keys: keys(),
+        secret: JobSecret::of([7; 32]),
+        may_lead: true,
+        seed: 1,
+    }
+}
+
+/// A node that has joined, found this under `leader`, and has a lease; what it wanted meanwhile.
+fn joined(leader: Option<KeyValue>) -> (Member, Vec<MemberOutput>) {
+    joined_to(setup(), forming(), None, leader)
+}
+
+/// The same, of this node, where the round was this, and `desired` this.
+fn joined_to(
+    setup: MemberSetup,
+    record: Value,
+    desired: Option<KeyValue>,
+    leader: Option<KeyValue>,
+) -> (Member, Vec<MemberOutput>) {
+    let mut member = Member::new(setup);
+    let mut out = member.step(NOW, MemberInput::Tick);
+    let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
+    let read = vec![Some(spec), Some(round(3, 3, record)), desired, leader];
+    out.extend(member.step(NOW, answer(Call::Join, true, 10, read)));
+    out.extend(member.step(NOW, MemberInput::Leased { sent: NOW, result: Ok(LeaseId(7)) }));
+    (member, out)
+}
+
+fn campaign(out: &[MemberOutput]) -> Option<&Txn> {
+    out.iter().find_map(|output| match output {
+        MemberOutput::Txn(Call::Campaign, txn) => Some(txn),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
+    let record = json!({ "node": "b:1", "peer": { "host": "mute", "port": 1 } }).to_string();
+    let key = keys().leader();
+    for (what, value, lease) in [
+        ("rubbish", "rubbish", None),
+        ("rubbish on a lease", "rubbish", Some(LeaseId(9))),
+        ("a leader without a lease, which may accept and never answer", record.as_str(), None),
+    ] {
+        // Given such a record, at the time of joining
+        let (mut member, mut out) = joined(Some(kv(key.clone(), value, 9, 9, lease)));
+        while campaign(&out).is_none() {
+            let at = member.deadline().filter(|at| *at < NOW + Duration::from_secs(5)).expect(what);
+            out.extend(member.step(at, MemberInput::Tick));
+        }
+        // then it is replaced, if it is still there, and is named once
+        assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(9))], "{what}");
+        let warns = |output: &&MemberOutput| matches!(output, MemberOutput::Warn(line) if line.contains(&key));
+        assert_eq!(out.iter().filter(warns).count(), 1, "{what}: {out:?}");
+        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Pulse(Some(_)))), "{what}");
+
+        // Given it later, over a leader that was there
+        let held = kv(key.clone(), &record, 8, 8, Some(LeaseId(9)));
+        let (mut member, mut out) = joined(Some(held));
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::Pulse(Some(_)))), "{what}");
+        let event = Event::Put(kv(key.clone(), value, 8, 12, lease));
+        out = member.step(NOW, MemberInput::Watched(WatchUpdate::Events(vec![event])));
+        while campaign(&out).is_none() {
+            let at = member.deadline().filter(|at| *at < NOW + Duration::from_secs(5)).expect(what);
+            out.extend(member.step(at, MemberInput::Tick));
+        }
+        assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(12))], "{what}");
+    }
+    // A leader with a lease is left alone.
+    let (_, out) = joined(Some(kv(key, &record, 9, 9, Some(LeaseId(9)))));
+    assert_eq!(campaign(&out), None);
+}
+
+#[test]
+fn a_leader_s_end_has_few_campaign_at_once_however_many_there_are() {
+    // From the first campaign until its outcome has come to all.
+    let heard = Duration::from_millis(20);
+    for (members, most) in [(3_u32, 3), (100, 40), (1_000, 40), (4_000, 80)] {
+        // Given a round of so many
+        let mut sealed = sealed_round();
+        sealed["sealed"]["nodes"] = json!(members);
+        // when its leader dies,
+        let campaigns = |seed: u64, after: Duration| {
+            let mut member = running_in(MemberSetup { seed, ..setup() }, sealed.clone());
+            member.step(NOW, MemberInput::LeaderDead(Revision(9)));
+            campaign(&member.step(NOW + after, MemberInput::Tick)).is_some()
+        };
+        // Seeds as nodes have them.
+        let count = |after| (0..members).filter(|node| campaigns(u64::from(32_768 + node) << 8 | 1, after)).count();
+        // then somebody campaigns soon, and few do before they hear of it
+        assert!(count(heard * 5) > 0, "{members}");
+        assert!(count(heard) <= most, "{members}: {}", count(heard));
+    }
+}
+
+#[test]
+fn members_campaign_before_nodes_without_a_place() {
+    let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
+    let leader = kv(keys().leader(), &leader, 8, 8, Some(LeaseId(9)));
+    let first = |mut member: Member, term: i64| {
+        let mut out = member.step(NOW, MemberInput::LeaderDead(Revision(term)));
+        let mut now = NOW;
+        while campaign(&out).is_none() {
+            now = member.deadline().expect("it campaigns");
+            out = member.step(now, MemberInput::Tick);
+        }
+        now.since(NOW)
+    };
+    let newcomer = joined_to(setup(), sealed_round(), None, Some(leader.clone())).0;
+    assert!(first(newcomer, 8) >= Duration::from_millis(100));
+    assert!(first(running(), 9) <= Duration::from_millis(50));
+    // Where no node has one yet, no node waits for others.
+    let first_of_all = joined_to(setup(), forming(), None, Some(leader)).0;
+    assert!(first(first_of_all, 8) <= Duration::from_millis(50));
+}
+
+#[test]
+fn a_newcomer_joins_a_job_whose_operators_word_nobody_can_read() {
+    for flags in [3, 2] {
+        let mut setup = setup();
+        setup.spec.max_nodes = flags;
+        let mut member = Member::new(setup);
+        let _asks = member.step(NOW, MemberInput::Tick);
+        let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
+        let rubbish = kv(keys().desired(), "rubbish", 8, 8, None);
+        let out = member
+            .step(NOW, answer(Call::Join, true, 10, vec![Some(spec), Some(round(3, 3, forming())), Some(rubbish)]));
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::Grant(_))), "max_nodes {flags}: {out:?}");
+    }
+}
+
+#[test]
+fn a_place_comes_with_the_jobs_own_spec() {
+    let mut setup = setup();
+    (setup.spec.max_restarts, setup.spec.timings.start_timeout) = (7, Duration::from_secs(1));
+    let job: Spec = serde_json::from_value(spec()).unwrap();
+    let wish = kv(keys().desired(), r#"{"max_nodes":3}"#, 4, 4, None);
+    let (_, start) = placed(setup, sealed_round(), Some(wish));
+    assert_eq!(start.spec, job);
+}
+
+#[test]
+fn a_newcomer_that_cannot_be_heard_is_refused_whatever_an_operator_has_changed() {
+    for (theirs, ours) in [(false, true), (true, false), (true, true)] {
+        let mut setup = setup();
+        setup.spec.peer_tls = ours;
+        let mut member = Member::new(setup);
+        let _asks = member.step(NOW, MemberInput::Tick);
+        let mut job = spec();
+        job["peer_tls"] = theirs.into();
+        let read = [
+            kv(keys().spec(), &job.to_string(), 2, 2, None),
+            round(3, 3, forming()),
+            kv(keys().desired(), r#"{"max_nodes":3}"#, 4, 4, None),
+        ];
+        let out = member.step(NOW, answer(Call::Join, true, 10, read.map(Some).to_vec()));
+        let refused = out
+            .iter()
+            .any(|output| matches!(output, MemberOutput::End(End::Refused(why)) if why.starts_with("--peer-cert is ")));
+        assert_eq!(refused, theirs != ours, "{theirs} {ours}: {out:?}");
+    }
+}
+
+#[test]
+fn a_job_of_another_protocol_is_left_alone_while_it_lives() {
+    let ours = Release { version: "0.1.0".into(), protocols: Protocols { oldest: 1, newest: 2 } };
+    let joins = |protocol: u32, state: &str, nodes: i64| {
+        let mut setup = setup();
+        (setup.spec.protocol, setup.spec.release) = (2, Some(ours.clone()));
+        let mut member = Member::new(setup);
+        let _asks = member.step(NOW, MemberInput::Tick);
+        // Of a later version no one knows what else is there; and an operator's wish excuses nothing.
+        let mut job = if protocol > 2 { json!({}) } else { spec() };
+        job["protocol"] = protocol.into();
+        let mut round_record = forming();
+        round_record["state"] = state.into();
+        let read = [
+            kv(keys().spec(), &job.to_string(), 2, 2, None),
+            round(3, 3, round_record),
+            kv(keys().desired(), r#"{"max_nodes":3}"#, 4, 4, None),
+        ];
+        let mut results: Vec<_> = read.into_iter().map(|kv| OpResult::Values(vec![kv])).collect();
+        results.extend([OpResult::Values(vec![]), OpResult::Count(nodes)]);
+        let result = Ok(TxnResult { succeeded: true, revision: Revision(10), results });
+        member.step(NOW, MemberInput::Answered { call: Call::Join, sent: NOW, result })
+    };
+    let ended = |out: &[MemberOutput]| {
+        out.iter().find_map(|output| if let MemberOutput::End(end) = output { Some(end.clone()) } else { None })
+    };
+    // The older one is joined, and spoken.
+    assert!(joins(1, "forming", 1).iter().any(|output| matches!(output, MemberOutput::Grant(_))));
+    // A newer one is not, whatever else holds.
+    for (state, nodes) in [("forming", 1), ("running", 0), ("failed", 1)] {
+        let out = joins(3, state, nodes);
+        let Some(End::Refused(why)) = ended(&out) else { panic!("{state}: {out:?}") };
+        assert!(why.contains("protocol version 3") && why.contains("0.1.0 (protocol 1 and 2)"), "{why}");
+        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Txn(..) | MemberOutput::Grant(_))), "{out:?}");
+    }
+    assert_eq!(ended(&joins(3, "succeeded", 1)), Some(End::Succeeded));
+    assert_eq!(ended(&joins(3, "closed", 0)), Some(End::Closed));
+    // Of a failure of which no one is left, it begins the next generation, by its own newest.
+    let out = joins(3, "failed", 0);
+    let begun = out.iter().find_map(|output| match output {
+        MemberOutput::Txn(Call::Begin, txn) => Some(format!("{txn:?}")),
+        _ => None,
+    });
+    assert!(begun.is_some(), "{out:?}");
+}
+
+/// Round 1, with this node alone.
+fn sealed_round() -> Value {
+    json!({
+        "number": 1, "generation": 1, "state": "running", "sealed": { "number": 1, "plan": 3, "nodes": 1 },
+        "group_world_size": 1, "world_size": 1, "reason": "r",
+    })
+}
+
+/// A node whose workers of round 1 run.
+fn running() -> Member {
+    running_in(setup(), sealed_round())
+}
+
+/// The same, of this node in this round.
+fn running_in(setup: MemberSetup, sealed: Value) -> Member {
+    placed(setup, sealed, None).0
+}
+
+/// The same, and the place that it got, where `desired` was this.
+fn placed(setup: MemberSetup, sealed: Value, desired: Option<KeyValue>) -> (Member, Start) {
+    let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
+    let leader = || Some(kv(keys().leader(), &leader, 9, 9, Some(LeaseId(9))));
+    let (mut member, _) = joined_to(setup, forming(), desired, leader());
+    member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), leader()]));
+    let sealed = || round(3, 12, sealed.clone());
+    member.step(NOW, MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(sealed())])));
+    let rank = json!({
+        "group_rank": 0, "first_rank": 0, "slots": 1, "role_rank_base": 0, "role_world_size": 1, "name": "a",
+        "machine": "a", "boot": "b", "peer": { "host": "h", "port": 1 },
+    });
+    let rank = kv(keys().rank(1, Revision(3), &member.id()), &rank.to_string(), 12, 12, None);
+    let out = member.step(NOW, answer(Call::Seat, true, 13, vec![Some(sealed()), Some(rank)]));
+    let start = out.iter().find_map(|output| if let MemberOutput::Start(start) = output { Some(start) } else { None });
+    let start = start.unwrap_or_else(|| panic!("{out:?}"));
+    member.step(NOW, MemberInput::Started(1));
+    // It says that they run.
+    member.step(NOW, answer(Call::Own, true, 14, vec![Some(sealed()), leader()]));
+    (member, Start::clone(start))
+}
+
+#[test]
+fn a_lease_proves_something_once_the_own_key_hangs_on_it() {
+    // Given a node whose lease is over, and which has got another
+    let mut member = running();
+    let later = NOW + Duration::from_secs(4);
+    let answers = |call, at, read| match answer(call, true, at, read) {
+        MemberInput::Answered { call, result, .. } => MemberInput::Answered { call, sent: later, result },
+        other => other,
+    };
+    let current = || Some(round(3, 12, sealed_round()));
+    assert!(member.step(later, MemberInput::Tick).contains(&MemberOutput::Renew(LeaseId(7))));
+    member.step(later, answers(Call::Own, 15, vec![current(), None]));
+    member.step(later, MemberInput::Renewed { sent: later, lease: LeaseId(7), result: Ok(false) });
+    member.step(later, MemberInput::Leased { sent: later, result: Ok(LeaseId(8)) });
+    // then anyone who finds its key gone need not reckon with that lease,
+    let out = member.step(later, answers(Call::ReadBack, 20, vec![current(), None, None, None]));
+    assert!(out.iter().any(|output| matches!(output, MemberOutput::Txn(Call::Own, _))), "{out:?}");
+    assert_eq!(member.proofs.leased, NOW);
+    // until its key is there again
+    member.step(later, answers(Call::Own, 21, vec![current(), None]));
+    assert_eq!(member.proofs.leased, later);
+}
+
+#[test]
+fn a_new_leader_knows_whom_it_follows_and_since_when_that_is_silent() {
+    let word = Word {
+        round: 1,
+        revision: Revision(12),
+        running: true,
+        proof_age: Duration::ZERO,
+        all_heard: Some(Duration::ZERO),
+    };
+    let later = NOW + Duration::from_secs(2);
+    // Given a node that has heard its leader, or never has since it got its lease
+    for (heard, silent_since) in [(Some(later), later), (None, NOW)] {
+        let mut member = running();
+        if let Some(heard) = heard {
+            member.step(heard, MemberInput::Word { sent: NOW, term: Revision(9), word });
+        }
+        // when the leader's key goes, and it is elected
+        let mut now = NOW + Duration::from_secs(9);
+        let gone = Event::Delete { key: keys().leader(), revision: Revision(30) };
+        let mut out = member.step(now, MemberInput::Watched(WatchUpdate::Events(vec![gone])));
+        while campaign(&out).is_none() {
+            now = member.deadline().expect("it campaigns");
+            out = member.step(now, MemberInput::Tick);
+        }
+        let out = member.step(now, answer(Call::Campaign, true, 31, vec![]));
+        // then
+        let former = Former { node: NodeId::from_text("b:1"), dead: false, silent_since };
+        assert!(out.contains(&MemberOutput::Lead(Revision(31), Some(former))), "{out:?}");
+    }
+}
+
+#[test]
+fn a_node_that_finds_another_life_of_its_job_kills_its_workers_at_once() {
+    for (what, found) in [
+        ("the job begun anew", Some(round(30, 30, forming()))),
+        (
+            "one that looks like its own",
+            Some(round(
+                30,
+                31,
+                json!({
+                    "number": 1, "generation": 1, "state": "running", "sealed": { "number": 1, "plan": 30, "nodes": 1 },
+                    "group_world_size": 1, "world_size": 1, "reason": "r",
+                }),
+            )),
+        ),
+        ("nothing", None),
+    ] {
+        // Given a node at work that was frozen, while its job's records were removed and history was compacted
+        let mut member = running();
+        let woken = NOW + Duration::from_secs(1);
+        let snapshot = WatchUpdate::Snapshot { revision: Revision(40), values: vec![] };
+        let out = member.step(woken, MemberInput::Watched(snapshot));
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::Txn(Call::ReadBack, _))), "{what}: {out:?}");
+        // when it finds another life of the job, or none
+        let out = member.step(woken, answer(Call::ReadBack, true, 40, vec![found, None, None, None]));
+        // then its workers die, long before its fence point
+        assert!(out.contains(&MemberOutput::Kill), "{what}: {out:?}");
+        let out = member.step(woken, MemberInput::Stopped { master: None });
+        let ends = |output: &MemberOutput| matches!(output, MemberOutput::End(End::StoreLost(_)));
+        assert!(out.iter().any(ends), "{what}: {out:?}");
+    }
+}
+
+#[test]
+fn a_pause_stops_workers_as_a_leave_does_and_the_node_stays() {
+    let pauses = |number: u64, at: i64, paused: bool| {
+        let forming = json!({
+            "number": number, "generation": 1, "state": "forming", "sealed": { "number": 1, "plan": 3, "nodes": 1 },
+            "reason": "r", "paused": paused,
+        });
+        MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(round(3, at, forming))]))
+    };
+    let grace = Duration::from_secs(30);
+    // Given workers at work, they get a signal and have the grace of a leave
+    let mut member = running();
+    let out = member.step(NOW, pauses(2, 15, true));
+    let told = [MemberOutput::Leaving(grace), MemberOutput::Forming(2, "r".into()), MemberOutput::Stop(grace)];
+    let orders: Vec<_> = out.iter().filter(|output| told.contains(output)).cloned().collect();
+    assert_eq!(orders, told, "{out:?}");
+    assert!(!out.iter().any(|output| matches!(output, MemberOutput::Quiesce(_))), "{out:?}");
+    // A checkpoint committed in the grace counts.
+    assert_eq!(member.credentials().map(|by| by.round), Some(1));
+    let out = member.step(NOW, MemberInput::Stopped { master: None });
+    let own = out.iter().find_map(|output| match output {
+        MemberOutput::Txn(Call::Own, txn) => txn.then.iter().find_map(|op| match op {
+            crate::kv::Op::Put { value, .. } => serde_json::from_slice::<NodeRecord>(value).ok(),
+            _ => None,
+        }),
+        _ => None,
+    });
+    assert_eq!(own.map(|own| (own.phase, own.round)), Some((crate::job::Phase::Waiting, Some(2))));
+    assert!(!member.is_over());
+
+    // Given workers that have quiesced for a round, or do so now, when that one is paused, then they end too
+    for at_rest in [true, false] {
+        let mut member = running();
+        let out = member.step(NOW, pauses(2, 15, false));
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::Quiesce(_))), "{out:?}");
+        if at_rest {
+            member.step(NOW, MemberInput::Quiesced { master: None, whole: true });
+        }
+        let out = member.step(NOW, pauses(2, 16, true));
+        assert!(out.contains(&MemberOutput::Stop(grace)), "{at_rest}: {out:?}");
+        assert_eq!(out.contains(&MemberOutput::Leaving(grace)), !at_rest, "{out:?}");
+    }
+}
+
+#[test]
+fn a_newcomer_to_a_paused_job_ends_the_workers_that_it_has_started_ahead() {
+    for warms_up in [true, false] {
+        let mut setup = setup();
+        setup.record.warms_up = warms_up;
+        let mut member = Member::new(setup);
+        member.step(NOW, MemberInput::Tick);
+        let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
+        let mut paused = forming();
+        paused["paused"] = json!(true);
+        let out = member.step(NOW, answer(Call::Join, true, 10, vec![Some(spec), Some(round(3, 3, paused))]));
+        assert_eq!(out.contains(&MemberOutput::Stop(Duration::from_secs(30))), warms_up, "{out:?}");
+        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Fence(Some(_)))), "{out:?}");
+        assert_eq!(member.wanted().is_none(), warms_up);
+    }
+}
+
+#[test]
+fn workers_that_were_started_ahead_are_gone_before_their_node_takes_its_place() {
+    // Given a node that waits for its first place, with workers, when its job is paused and resumed
+    let mut setup = setup();
+    setup.record.warms_up = true;
+    let (mut member, _) = joined_to(setup, forming(), None, None);
+    member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
+    let news = |kv: KeyValue| MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(kv)]));
+    let mut paused = forming();
+    paused["paused"] = json!(true);
+    let out = member.step(NOW, news(round(3, 12, paused)));
+    assert!(out.contains(&MemberOutput::Stop(Duration::from_secs(30))), "{out:?}");
+    let looks_up = |out: Vec<MemberOutput>| out.iter().any(|output| matches!(output, MemberOutput::Txn(Call::Seat, _)));
+    // then it looks for its place once they are gone.
+    assert!(!looks_up(member.step(NOW, news(round(3, 13, sealed_round())))));
+    assert!(looks_up(member.step(NOW, MemberInput::Stopped { master: None })));
+}
+
+#[test]
+fn failed_calls_are_repeated_less_and_less_often_and_a_refusal_is_warned_of_once() {
+    let away = StoreError::Unavailable { endpoints: "e".into(), cause: "away".into() };
+    let denied = StoreError::Denied { endpoints: "e".into(), cause: "authentication failed".into() };
+    for (error, asked, warned) in [(away, 10..=25, 0), (denied, 10..=20, 1)] {
+        let mut member = running();
+        let (mut renewals, mut warnings, mut pauses) = (0, 0, Vec::new());
+        let end = NOW + Duration::from_secs(20);
+        let mut now = NOW;
+        while let Some(at) = member.deadline().filter(|at| *at < end) {
+            now = now.max(at);
+            for output in member.step(now, MemberInput::Tick) {
+                let failed = match output {
+                    MemberOutput::Renew(lease) => {
+                        renewals += 1;
+                        pauses.push(now);
+                        MemberInput::Renewed { sent: now, lease, result: Err(error.clone()) }
+                    }
+                    MemberOutput::Txn(call, _) => MemberInput::Answered { call, sent: now, result: Err(error.clone()) },
+                    MemberOutput::Warn(_) => {
+                        warnings += 1;
+                        continue;
+                    }
+                    _ => continue,
+                };
+                let out = member.step(now, failed);
+                warnings += out.iter().filter(|output| matches!(output, MemberOutput::Warn(_))).count();
+            }
+        }
+        assert!(asked.contains(&renewals), "{error}: {renewals} at {pauses:?}");
+        assert_eq!(warnings, warned, "{error}");
+    }
+}
+
+#[test]
+fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_those_that_live() {
+    let record = |number: u64, at: i64, state: &str| {
+        let plan = if state == "running" { (number, 20) } else { (1, 3) };
+        let record = json!({
+            "number": number, "generation": 1, "state": state, "reason": "r",
+            "sealed": { "number": plan.0, "plan": plan.1, "nodes": 1 },
+        });
+        round(3, at, record)
+    };
+    let news = |kv: KeyValue| MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(kv)]));
+    let quiesced = |whole| MemberInput::Quiesced { master: None, whole };
+    for (warms_up, rests, lacks) in [
+        (true, quiesced(false), true),
+        (true, MemberInput::Stopped { master: None }, true),
+        (true, quiesced(true), false),
+        (false, quiesced(false), false),
+        (false, MemberInput::Stopped { master: None }, false),
+    ] {
+        // Given workers that come to rest for a round, or have died
+        let mut member = running();
+        member.setup.record.warms_up = warms_up;
+        member.step(NOW, news(record(2, 15, "forming")));
+        let has_workers = !matches!(rests, MemberInput::Stopped { .. });
+        let mut out = member.step(NOW, rests.clone());
+        // then the node tells whether it lacks some
+        let own = out.iter().find_map(|output| match output {
+            MemberOutput::Txn(Call::Own, txn) => txn.then.iter().find_map(|op| match op {
+                crate::kv::Op::Put { value, .. } => serde_json::from_slice::<NodeRecord>(value).ok(),
+                _ => None,
+            }),
+            _ => None,
+        });
+        assert_eq!(own.map(|own| own.lacks_workers), Some(lacks), "{warms_up} {rests:?}");
+        member.step(NOW, answer(Call::Own, true, 16, vec![Some(record(2, 15, "forming")), None]));
+        // When the round is sealed without it
+        member.step(NOW, news(record(2, 21, "running")));
+        out = member.step(NOW, answer(Call::Seat, true, 22, vec![Some(record(2, 21, "running")), None]));
+        // then it starts new ones beside those that live, or ends these as it does without a place
+        let warms = out.iter().any(|output| matches!(output, MemberOutput::WarmUp { round: 2, .. }));
+        let stops = out.iter().any(|output| matches!(output, MemberOutput::Stop(_)));
+        assert_eq!((warms, stops), (lacks, has_workers && !lacks), "{warms_up} {rests:?}: {out:?}");
+        if lacks {
+            // and wants a place like any newcomer once they are warm.
+            member.step(NOW, answer(Call::Own, true, 23, vec![Some(record(2, 21, "running")), None]));
+            member.step(NOW, quiesced(true));
+            let wanted = member.wanted().map(|own| (own.phase, own.round, own.lacks_workers));
+            assert_eq!(wanted, Some((crate::job::Phase::Waiting, None, false)));
+        }
+    }
+}

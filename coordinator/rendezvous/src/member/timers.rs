@@ -1,0 +1,188 @@
+//! A node's timers, by name: when it wants to be called, and whether it may wait for ever.
+
+use super::{Call, Member, Mode, Workers};
+use crate::time::Time;
+
+/// What a node does when its time comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Timer {
+    /// Kills its workers: nothing proves any more that they may live.
+    Fence,
+    /// Gives up joining.
+    Join,
+    /// Looks again whether the job can be joined.
+    Look,
+    /// Continues after the pause behind a failed call.
+    Retry,
+    /// Asks for a lease, or renews it.
+    Lease,
+    /// Proves that it was not evicted and knows the current round.
+    Prove,
+    /// Campaigns for the lead.
+    Campaign,
+    /// Stops its workers, or goes, though no one has made room for its leave.
+    Leave,
+}
+
+impl Timer {
+    const ALL: [Timer; 8] = [
+        Timer::Fence,
+        Timer::Join,
+        Timer::Look,
+        Timer::Retry,
+        Timer::Lease,
+        Timer::Prove,
+        Timer::Campaign,
+        Timer::Leave,
+    ];
+}
+
+/// When each timer goes off that is set. [`Timer::Fence`] is never: it follows from what is proven.
+#[derive(Debug, Clone)]
+pub(super) struct Timers([Option<Time>; Timer::ALL.len()]);
+
+impl Timers {
+    /// A node's first: what it keeps alive is due at once, as soon as it has it.
+    pub(super) fn new() -> Timers {
+        let mut timers = Timers([None; Timer::ALL.len()]);
+        timers.set(Timer::Lease, Time::ZERO);
+        timers.set(Timer::Prove, Time::ZERO);
+        timers
+    }
+
+    pub(super) fn get(&self, timer: Timer) -> Option<Time> {
+        self.0[timer as usize]
+    }
+
+    pub(super) fn set(&mut self, timer: Timer, at: Time) {
+        self.0[timer as usize] = Some(at);
+    }
+
+    pub(super) fn stop(&mut self, timer: Timer) {
+        self.0[timer as usize] = None;
+    }
+}
+
+impl Member {
+    /// When a timer goes off; `None` while it is not set, or what it is for cannot be done now.
+    ///
+    /// Code that acts on a timer asks [`Member::is_due`]. So nothing is due without a deadline that tells of it, and
+    /// something is done at each deadline.
+    fn timer(&self, timer: Timer) -> Option<Time> {
+        if self.mode == Mode::Over {
+            return None;
+        }
+        let under_way = |call| self.calls.contains(&call);
+        let stopping = matches!(self.workers, Workers::Stopping(_) | Workers::Killed);
+        let runs = match timer {
+            Timer::Fence => return self.fence_point().filter(|_| self.workers != Workers::Killed),
+            Timer::Join => self.mode == Mode::Joining,
+            Timer::Look => self.mode == Mode::Joining && !under_way(Call::Join) && !under_way(Call::Begin),
+            Timer::Retry => true,
+            Timer::Lease => self.joining.as_ref().is_none_or(|joining| joining.leftovers) && !self.lease.is_awaited(),
+            Timer::Prove => {
+                let proves = self.workers != Workers::None || self.is_idle();
+                proves && self.lease.id().is_some() && !under_way(Call::Own) && !under_way(Call::ReadBack)
+            }
+            Timer::Campaign => self.may_campaign() && !under_way(Call::Campaign),
+            Timer::Leave => matches!(self.mode, Mode::Leaving(..)) && !stopping,
+        };
+        let at = self.timers.get(timer).filter(|_| runs)?;
+        match timer {
+            // What waits for the pause after a failed call is not due before.
+            Timer::Look | Timer::Prove | Timer::Campaign => {
+                Some(self.timers.get(Timer::Retry).map_or(at, |until| at.max(until)))
+            }
+            _ => Some(at),
+        }
+    }
+
+    /// Whether a timer has gone off.
+    pub(super) fn is_due(&self, timer: Timer, now: Time) -> bool {
+        self.timer(timer).is_some_and(|at| now >= at)
+    }
+
+    /// When it wants a [`MemberInput::Tick`](super::MemberInput::Tick) at the latest.
+    pub fn deadline(&self) -> Option<Time> {
+        Timer::ALL.into_iter().filter_map(|timer| self.timer(timer)).min()
+    }
+
+    /// Whether nothing would ever call it again: its part is not over, no timer is set, and nothing that it asked for is
+    /// to be answered. Never true after a step; the simulation watches that.
+    pub fn is_stuck(&self) -> bool {
+        let ending = matches!(self.workers, Workers::Dismissed | Workers::Killed);
+        let awaits = !self.calls.is_empty() || self.lease.is_awaited() || ending;
+        self.is_finished() || (self.mode != Mode::Over && self.deadline().is_none() && !awaits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use crate::job::{JobId, JobSecret, Keys, NodeRecord, Spec};
+    use crate::kv::StoreError;
+    use crate::time::Time;
+    use crate::{Call, End, Member, MemberInput, MemberOutput, MemberSetup};
+
+    const NOW: Time = Time::from_millis(100_000);
+
+    fn member() -> Member {
+        let record: NodeRecord = serde_json::from_value(json!({
+            "name": "a", "incarnation": "1", "machine": "a", "boot": "b", "host": "a", "slots": 1, "role": "default",
+            "peer": { "host": "h", "port": 1 }, "phase": "waiting",
+        }))
+        .unwrap();
+        let spec: Spec = serde_json::from_value(json!({
+            "protocol": 1, "min_nodes": 1, "max_nodes": 3, "max_restarts": 3, "exclude_after": 0, "lease_ttl_ms": 10_000,
+            "last_call_ms": 0, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000,
+            "drain_grace_ms": 30_000, "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": 0,
+        }))
+        .unwrap();
+        let job: JobId = "J".parse().unwrap();
+        Member::new(MemberSetup {
+            record,
+            spec,
+            keys: Keys::new("/elastic", &job),
+            secret: JobSecret::of([7; 32]),
+            may_lead: true,
+            seed: 1,
+        })
+    }
+
+    #[test]
+    fn a_node_that_cannot_join_in_time_ends_with_the_reason_and_does_not_hang() {
+        for answers in ["none", "late", "failures"] {
+            // Given a node whose read of the job is under way, or fails
+            let mut member = member();
+            let mut out = member.step(NOW, MemberInput::Tick);
+            assert!(matches!(out[..], [MemberOutput::Txn(Call::Join, _)]), "{out:?}");
+            let failed = || MemberInput::Answered {
+                call: Call::Join,
+                sent: NOW,
+                result: Err(StoreError::Unavailable { endpoints: "e".into(), cause: "refused".into() }),
+            };
+            if answers == "failures" {
+                member.step(NOW, failed());
+            }
+            // when join_timeout is over
+            let over = NOW + Duration::from_secs(60);
+            while let Some(at) = member.deadline().filter(|_| !member.is_over()) {
+                assert!(!member.is_stuck() && at <= over, "{answers}: {at:?}");
+                let late = answers == "late" && at == over;
+                out = member.step(at, if late { failed() } else { MemberInput::Tick });
+                if answers == "failures" && out.iter().any(|output| matches!(output, MemberOutput::Txn(..))) {
+                    member.step(at, failed());
+                }
+            }
+            // then it ends
+            let end = out.iter().find_map(|output| match output {
+                MemberOutput::End(End::StoreLost(why)) => Some(why.as_str()),
+                _ => None,
+            });
+            assert!(end.is_some_and(|why| why.contains("gave up after join_timeout")), "{answers}: {out:?}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The real rendezvous machines with one fault each, in the real simulation: it must notice every one of them.
+//!
+//! A checker that misses faults proves nothing. `list.rs` names the faults, as changes of one place in the sources of
+//! `elastic_rendezvous`; the build script puts all of them in, each behind a switch; each test turns one
+//! on and plays seeds until a promise is broken. The model's mutations test the protocol itself.
+//!
+//! ```text
+//! cargo nextest run -p elastic-simulation
+//! cargo test -p elastic-simulation table -- --ignored --nocapture    # which promise each breaks, and at which seed;
+//!                                                       # with ELASTIC_MUTANTS=NAME,… only of these
+//! ```
+
+#![cfg(test)]
+#![allow(missing_docs, dead_code, unreachable_pub, unused_imports)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+// The switches stand where an expression stood.
+#![allow(clippy::nonminimal_bool, clippy::overly_complex_bool_expr, unused_parens, unused_variables)]
+
+mod list;
+
+use std::cell::Cell;
+
+use scenario::Family;
+use schedule::{Telling, run};
+
+include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+/// Commits, with the credentials of the mutated machines.
+mod checkpoint {
+    use elastic_rendezvous::job::{Checkpoint, Keys};
+    use elastic_store::{Revision, Txn};
+
+    use crate::machines::Credentials;
+
+    pub fn commit_txn(keys: &Keys, by: &Credentials, checkpoint: &Checkpoint, pointer: Revision) -> Txn {
+        let Credentials { node, created, round, current } = by.clone();
+        let credentials = elastic_rendezvous::Credentials { node, created, round, current };
+        elastic_node::requests::checkpoint::commit_txn(keys, &credentials, checkpoint, pointer)
+    }
+}
+
+/// Seeds of each kind of scenario after which a mutant counts as missed.
+const SEEDS: u64 = 4_000;
+
+/// Where a search that takes long has found its mutant before. It begins there: a hint, no more. Where the machines have
+/// changed since, it goes on from the first seed.
+const FOUND_AT: &[(&str, u64)] = &[
+    ("lost_is_fenced", Family::ROLES + 2_051),
+    ("a_lease_counts_without_its_key", Family::EXCLUSIONS + 3_877),
+    ("fence_after_the_lease", 37),
+    ("fence_by_the_newer_proof", Family::ROLES + 776),
+    ("generation_at_once", Family::ROLES + 174),
+    ("count_before_streams", Family::ROLES + 3_837),
+    ("word_without_age", Family::ROLES + 227),
+    ("heard_from_receipt", Family::ROLES + 413),
+    ("proven_by_the_answer", Family::LATE + 42),
+    ("join_timeout_is_not_seen", Family::EXCLUSIONS + 219),
+    ("old_news", Family::PAUSES + 28),
+    ("a_pause_lets_workers_rest", Family::PAUSES + 182),
+    ("who_rests_is_not_paused", Family::PAUSES + 2_505),
+    ("the_excluded_always_take_part", Family::EXCLUSIONS + 47),
+];
+
+thread_local! {
+    static ACTIVE: Cell<&'static str> = const { Cell::new("") };
+}
+
+/// Whether the mutant of this name is switched on.
+fn on(name: &str) -> bool {
+    ACTIVE.get() == name
+}
+
+/// Seeds of each kind of scenario.
+fn of_each_kind(seed: u64) -> [u64; 6] {
+    [0, Family::LATE, Family::ROLES, Family::PAUSES, Family::EXCLUSIONS, Family::NEEDS].map(|kind| kind + seed)
+}
+
+/// A seed at which a mutant breaks a promise, the first of `hints` and all others; and which promise.
+fn breach(name: &'static str, hints: impl Iterator<Item = u64>) -> Option<(u64, schedule::Ran)> {
+    ACTIVE.set(name);
+    let all = (0..SEEDS).flat_map(of_each_kind);
+    let found =
+        hints.chain(all).map(|seed| (seed, run(seed, None, Telling::Silent))).find(|(_, ran)| ran.breach.is_some());
+    ACTIVE.set("");
+    found
+}
+
+fn found(name: &'static str) {
+    let hints = FOUND_AT.iter().filter(|(hinted, _)| *hinted == name).map(|(_, seed)| *seed);
+    assert!(
+        breach(name, hints).is_some(),
+        "the mutant {name} breaks no promise in {SEEDS} seeds: the simulation is blind to it"
+    );
+}
+
+/// Without a fault nothing is found: also where batches are so small that a handful of nodes needs several.
+#[test]
+fn the_machines_as_they_are_keep_every_promise() {
+    for seed in (0..300).flat_map(of_each_kind) {
+        if run(seed, None, Telling::Silent).breach.is_some() {
+            let ran = run(seed, None, Telling::Kept);
+            panic!("seed {seed}: {:?}\n\n{}\n\n{}", ran.breach, ran.scenario, ran.story);
+        }
+    }
+}
+
+mod each_is_found {
+    include!(concat!(env!("OUT_DIR"), "/tests.rs"));
+}
+
+#[test]
+#[ignore = "prints a table for the docs"]
+fn table() {
+    println!("| mutant | what is changed | breaks | first seed |\n|---|---|---|---|");
+    let only = std::env::var("ELASTIC_MUTANTS").ok();
+    let asked = |mutant: &&list::Mutant| {
+        !mutant.what.is_empty() && only.as_ref().is_none_or(|names| names.split(',').any(|name| name == mutant.name))
+    };
+    for mutant in list::MUTANTS.iter().filter(asked) {
+        let (promise, seed) =
+            breach(mutant.name, std::iter::empty()).map_or(("nothing".to_owned(), "–".to_owned()), |(seed, ran)| {
+                let kind = match Family::of(seed) {
+                    Family::Late => "late ",
+                    Family::Role => "role ",
+                    Family::Paused => "pause ",
+                    Family::Excluding => "exclusion ",
+                    Family::Needing => "need ",
+                    _ => "",
+                };
+                (
+                    ran.breach.map(|breach| breach.promise.to_owned()).unwrap_or_default(),
+                    format!("{kind}{}", seed % Family::LATE),
+                )
+            });
+        println!("| `{}` | {} | {promise} | {seed} |", mutant.name, mutant.what);
+    }
+}

@@ -1,0 +1,216 @@
+//! The real machines in a simulated world: every schedule comes from a seed and can be played again. The package
+//! `tests` runs a real store and real processes.
+//!
+//! ```text
+//! ELASTIC_SEED=123 cargo test -p elastic-simulation --test simulation replay -- --ignored --nocapture
+//! ```
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod calls;
+mod carry;
+mod clock;
+mod coverage;
+mod dice;
+mod faults;
+mod network;
+mod process;
+mod promises;
+mod roles;
+mod scenario;
+mod schedule;
+mod service;
+mod story;
+mod workers;
+mod world;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use coverage::Coverage;
+use scenario::Family;
+use schedule::{Telling, run};
+use world::Mutation;
+
+/// Seeds of one kind of scenario in one test.
+const PART: u64 = 500;
+
+/// Plays these seeds; their coverage.
+fn play(seeds: Range<u64>) -> Coverage {
+    let mut coverage = Coverage::default();
+    for seed in seeds {
+        let ran = run(seed, None, Telling::Silent);
+        if ran.breach.is_some() {
+            tell(seed);
+        }
+        coverage.add(&ran.coverage);
+    }
+    coverage
+}
+
+/// Plays a seed that broke a promise again, and tells its end.
+fn tell(seed: u64) -> ! {
+    let ran = run(seed, None, Telling::Kept);
+    let breach = ran.breach.expect("the same seed breaks the same promise");
+    panic!(
+        "seed {seed} breaks the promise \"{}\": {}\n\n{}\n\n{}\n\nplay it again: ELASTIC_SEED={seed} cargo test -p elastic-simulation --test simulation replay -- --ignored --nocapture",
+        breach.promise, breach.what, ran.scenario, ran.story
+    );
+}
+
+/// Messages, answers and processes as late as a lease is long, and hosts that never reach each other.
+#[test]
+fn what_is_late() {
+    play(Family::LATE..Family::LATE + PART);
+}
+
+/// Leaders, members and those who wait, struck as such.
+#[test]
+fn roles() {
+    play(Family::ROLES..Family::ROLES + PART);
+}
+
+/// Jobs that are paused and resumed, whatever else happens.
+#[test]
+fn pauses() {
+    play(Family::PAUSES..Family::PAUSES + PART);
+}
+
+/// Jobs that exclude nodes, by themselves and by their operators.
+#[test]
+fn exclusions() {
+    play(Family::EXCLUSIONS..Family::EXCLUSIONS + PART);
+}
+
+/// Jobs that exclude nodes and then need them.
+#[test]
+fn needs() {
+    play(Family::NEEDS..Family::NEEDS + PART);
+}
+
+#[test]
+fn crowds() {
+    play(Family::CROWDS..Family::CROWDS + 12);
+}
+
+/// Plays the seed of the environment variable `ELASTIC_SEED`, telling everything.
+#[test]
+#[ignore = "plays one seed, for people"]
+fn replay() {
+    let seed = number("ELASTIC_SEED").expect("ELASTIC_SEED says which seed to play");
+    let ran = run(seed, None, Telling::Aloud);
+    println!("{}", ran.scenario);
+    if let Some(breach) = ran.breach {
+        panic!("seed {seed} breaks the promise \"{}\": {}", breach.promise, breach.what);
+    }
+}
+
+/// The number in an environment variable; none where it is not set.
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|error| panic!("{name}={text} is no number of a seed: {error}")))
+}
+
+/// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on, by turns of anything, of
+/// what is late, of roles, of pauses, of exclusions and of needs: for long searches.
+#[test]
+#[ignore = "takes as long as it is told to"]
+fn search() {
+    let count = number("ELASTIC_SEEDS").expect("ELASTIC_SEEDS says how many seeds to play");
+    let from = number("ELASTIC_FROM").unwrap_or(0);
+    let (next, broken) = (AtomicU64::new(0), AtomicU64::new(0));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(number) = Some(next.fetch_add(1, Relaxed)).filter(|&number| number < count) {
+                    let kinds = [0, Family::LATE, Family::ROLES, Family::PAUSES, Family::EXCLUSIONS, Family::NEEDS];
+                    let seed = from + number + kinds[number as usize % kinds.len()];
+                    if let Some(breach) = run(seed, None, Telling::Silent).breach {
+                        println!("seed {seed} breaks the promise \"{}\": {:.400}", breach.promise, breach.what);
+                        broken.fetch_add(1, Relaxed);
+                    }
+                    if number % 10_000 == 9_999 {
+                        println!("{} seeds played", number + 1);
+                    }
+                }
+            });
+        }
+    });
+    println!(
+        "{count} seeds played from {from} on: of anything, of what is late, of roles, of pauses, of exclusions, of needs"
+    );
+    assert_eq!(broken.into_inner(), 0, "of {count} seeds");
+}
+
+#[test]
+fn a_seed_is_played_the_same_way_twice() {
+    for seed in 0..5 {
+        let (one, two) = (run(seed, None, Telling::Kept), run(seed, None, Telling::Kept));
+        assert!(!one.story.is_empty());
+        assert_eq!(one.story, two.story);
+    }
+}
+
+/// The checker must find a fault that is put in on purpose.
+fn found(mutation: Mutation, promise: &str) {
+    const SEEDS: u64 = 20_000;
+    let breaches = (0..SEEDS).filter_map(|seed| run(seed, Some(mutation), Telling::Silent).breach);
+    let mut others = Vec::new();
+    for breach in breaches {
+        if breach.promise == promise {
+            return;
+        }
+        others.push(breach.promise);
+    }
+    panic!("{mutation:?} breaks \"{promise}\" in none of {SEEDS} seeds; it breaks {others:?}");
+}
+
+#[test]
+fn a_guard_that_sleeps_is_found() {
+    found(Mutation::GuardSleeps, "one group at work");
+}
+
+#[test]
+fn a_hint_taken_for_a_death_is_found() {
+    found(Mutation::HintsConfirm, "one group at work");
+}
+
+#[test]
+fn a_leader_that_vouches_for_the_unheard_is_found() {
+    found(Mutation::WordVouchesForAll, "one group at work");
+}
+
+#[test]
+fn leaders_that_are_not_guarded_by_the_round_are_found() {
+    found(Mutation::NoRound, "agreement");
+}
+
+#[test]
+fn leaders_that_are_not_guarded_at_all_are_found() {
+    found(Mutation::NoGuards, "agreement");
+}
+
+#[test]
+fn commits_without_a_fence_are_found() {
+    found(Mutation::CommitUnfenced, "fencing");
+}
+
+#[test]
+fn workers_that_only_claim_to_have_quiesced_are_found() {
+    found(Mutation::QuiescedTooSoon, "one group at work");
+}
+
+/// Anything, over so many seeds that the machines get into every corner that there is.
+#[test]
+fn anything_into_every_corner() {
+    const SEEDS: u64 = 4_000;
+    let halves = std::thread::scope(|scope| {
+        let halves = [0..SEEDS / 2, SEEDS / 2..SEEDS].map(|seeds| scope.spawn(|| play(seeds)));
+        halves.map(|half| half.join().unwrap_or_else(|breach| std::panic::resume_unwind(breach)))
+    });
+    let mut all = Coverage::default();
+    halves.iter().for_each(|half| all.add(half));
+    let wrong = all.wrong();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,175 @@
+//! One seed's life: faults, then healing, then the demand that all comes right.
+
+use std::time::Duration;
+
+use elastic_rendezvous::job::{NodeRecord, Phase, RoundRecord, RoundState, Versioned};
+use elastic_store::Scope;
+
+use crate::coverage::Coverage;
+use crate::dice::{MS, SECOND};
+use crate::faults::Fault;
+use crate::promises::Breach;
+use crate::scenario::FaultKind;
+use crate::world::{Happening, Mutation, World};
+
+/// What came of a seed.
+pub(crate) struct Ran {
+    pub(crate) breach: Option<Breach>,
+    pub(crate) coverage: Coverage,
+    pub(crate) story: String,
+    pub(crate) scenario: String,
+}
+
+/// How a seed is told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Telling {
+    Silent,
+    Kept,
+    Aloud,
+}
+
+pub(crate) fn run(seed: u64, mutation: Option<Mutation>, telling: Telling) -> Ran {
+    let mut world = World::new(seed, mutation);
+    world.story.told = telling != Telling::Silent;
+    world.story.aloud = telling == Telling::Aloud;
+    world.live();
+    Ran {
+        breach: world.promises.breach.clone(),
+        story: world.story.end(),
+        scenario: format!("{:?}", world.scenario),
+        coverage: world.coverage,
+    }
+}
+
+impl World {
+    pub(crate) fn live(&mut self) {
+        let delaying = [
+            FaultKind::Slow,
+            FaultKind::Split,
+            FaultKind::Outage,
+            FaultKind::CutStore,
+            FaultKind::Compact,
+            FaultKind::Freeze,
+        ];
+        if !delaying.into_iter().any(|kind| self.scenario.has(kind)) {
+            self.promises.failures_are_seen_promptly();
+        }
+        for host in 0..self.scenario.first {
+            let after = self.dice.mostly(SECOND, 10 * SECOND);
+            self.at(after, Happening::Enter { host });
+        }
+        self.at(self.scenario.pace, Happening::Fault(Fault::Strike));
+        if let Some(at) = self.scenario.finish_at {
+            self.at(at, Happening::Fault(Fault::Finish));
+        }
+        self.run_until(self.scenario.heal_at);
+        self.heal();
+        self.promises.healed = Some(self.now);
+        self.converge();
+        if let Some(line) = self.overwritten() {
+            self.promises
+                .breach("history", format!("line {line} told of what the operator asked, and is written over"));
+        }
+    }
+
+    /// With enough nodes alive, and nothing failing, a round runs in time; when the work is done, the job ends.
+    fn converge(&mut self) {
+        let mut generation = self.generation();
+        let mut by = self.now + self.patience();
+        let mut ran = self.finishing;
+        while !self.promises.broken() {
+            self.run_until(self.now + SECOND);
+            if self.generation() != generation {
+                generation = self.generation();
+                by = self.now + self.patience();
+            }
+            let round = self.store_round().map(|round| round.value);
+            match round.as_ref().map(|round| round.state) {
+                Some(RoundState::Succeeded | RoundState::Closed) => return self.all_leave(),
+                _ => self.top_up(),
+            }
+            if !ran && round.as_ref().is_some_and(|round| self.runs_fully(round)) {
+                ran = true;
+                self.finish();
+                by = self.now + self.patience();
+            }
+            if self.now > by {
+                let state = self.standing();
+                self.promises.breach("progress", format!("no progress since everything works again: {state}"));
+            }
+        }
+    }
+
+    /// Longest that anything may take that is to come about.
+    fn patience(&self) -> u64 {
+        let timings = &self.scenario.spec.timings;
+        let all = timings.takeover_delay
+            + timings.last_call * 6
+            + timings.start_timeout * 2
+            + (timings.stop_grace + timings.margin) * 2
+            + timings.drain_grace
+            + timings.lease_ttl * 6
+            + timings.min_round_time
+            + Duration::from_secs(40);
+        all.as_nanos() as u64
+    }
+
+    fn generation(&self) -> u64 {
+        self.store_round().map_or(0, |round| round.value.generation)
+    }
+
+    /// There are always enough nodes that want to take part.
+    fn top_up(&mut self) {
+        let willing = self.processes.iter().filter(|process| process.alive && !process.drained).count();
+        let wanted = self.scenario.spec.min_nodes as usize;
+        for host in 0..self.hosts.len() {
+            if willing < wanted {
+                self.enter(host);
+            }
+        }
+    }
+
+    fn runs_fully(&self, round: &RoundRecord) -> bool {
+        let nodes = self.store.mvcc.snapshot(&Scope::Prefix(self.keys.nodes()));
+        let running = nodes
+            .iter()
+            .filter_map(|kv| Versioned::<NodeRecord>::parse(kv).ok())
+            .filter(|record| record.value.round == Some(round.number) && record.value.phase == Phase::Running);
+        round.state == RoundState::Running && running.count() == round.group_world_size as usize
+    }
+
+    /// Every agent ends, one that comes late too.
+    fn all_leave(&mut self) {
+        let host = self.processes.iter().position(|process| process.alive).map_or(0, |p| self.processes[p].host);
+        self.enter((host + 1) % self.hosts.len());
+        let by = self.now + self.patience();
+        while !self.promises.broken() && self.processes.iter().any(|process| process.alive) {
+            self.run_until(self.now + 500 * MS);
+            if self.now > by {
+                let state = self.standing();
+                self.promises.breach("one result", format!("agents stay although the job is over: {state}"));
+            }
+        }
+    }
+
+    fn standing(&self) -> String {
+        let agents: Vec<String> = self
+            .processes
+            .iter()
+            .enumerate()
+            .filter(|(_, process)| process.alive)
+            .map(|(p, process)| {
+                let leads = if process.leader.is_some() { " leads" } else { "" };
+                format!("p{p} {}{leads} at work {:?}", process.member.mode_name(), process.at_work())
+            })
+            .collect();
+        let nodes = self.store.mvcc.snapshot(&Scope::Prefix(self.keys.nodes()));
+        let nodes: Vec<String> = nodes
+            .iter()
+            .filter_map(|kv| Versioned::<NodeRecord>::parse(kv).ok())
+            .map(|it| format!("{} {:?} {:?} since {}", it.value.id(), it.value.phase, it.value.round, it.modified))
+            .collect();
+        let round = self.store_round().map(|round| round.value);
+        format!("agents {}; keys {}; round {round:?}", agents.join(", "), nodes.join(", "))
+    }
+}

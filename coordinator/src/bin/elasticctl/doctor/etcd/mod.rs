@@ -1,0 +1,271 @@
+//! Judges what etcd's members showed. Pure: `look` asks them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use elastic_store::StoreError;
+use elastic_store::etcd::{Alarm, MemberStatus, faults_of};
+
+use super::finding::{Finding, State};
+use super::look::{Cluster, Endpoint};
+
+/// The smallest `lease_ttl` that fits the default margin of a second.
+pub(super) const SMALLEST_LEASE: Duration = Duration::from_secs(4);
+
+/// etcd's quota where it is not told: its default.
+const DEFAULT_QUOTA: u64 = 2 * 1024 * 1024 * 1024;
+
+/// Percent of the quota from which a database is worth a warning.
+const NEARLY_FULL: u64 = 80;
+
+const CLUSTER: &str = "the cluster";
+
+/// All findings: each endpoint's, then the cluster's. `lease` is how long a silent node stays a member.
+pub(super) fn judge(cluster: &Cluster, lease: Duration) -> Vec<Finding> {
+    let mut findings: Vec<_> = cluster.endpoints.iter().flat_map(|endpoint| one(endpoint, lease)).collect();
+    findings.extend(leader(cluster));
+    findings.extend(members(cluster));
+    findings.extend(alarms(cluster));
+    findings
+}
+
+/// An endpoint's findings, up to the first that leaves no sense in the rest.
+fn one(endpoint: &Endpoint, lease: Duration) -> Vec<Finding> {
+    let address = &endpoint.address;
+    let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
+    let mut findings = Vec::new();
+    match &endpoint.resolved {
+        Err(why) => {
+            let unresolved = Finding::new(State::Failed, "name", address, format!("{host} does not resolve: {why}"));
+            findings.push(unresolved.advise(format!("getent hosts {host}; correct DNS, /etc/hosts or --etcd")));
+        }
+        Ok(found) => {
+            let mut addresses: Vec<_> = found.iter().map(|address| address.ip().to_string()).collect();
+            addresses.dedup();
+            findings.push(Finding::ok("name", address, addresses.join(", ")));
+        }
+    }
+    findings.extend(endpoint.accepted.as_ref().map(|accepted| match accepted {
+        Ok(took) => Finding::ok("port", address, format!("accepts, after {}", millis(*took))),
+        Err(why) => Finding::new(State::Failed, "port", address, format!("does not accept: {why}")).advise(format!(
+            "on {host}: systemctl status etcd; between here and there: a firewall that must let the port through"
+        )),
+    }));
+    findings.extend(endpoint.answers.as_ref().map(|answers| answer(address, answers)));
+    match &endpoint.status {
+        Some(Ok(status)) => findings.extend([version(address, status), size(address, status)]),
+        Some(Err(error)) => findings.push(unanswered("status", address, error)),
+        None => {}
+    }
+    findings.extend(endpoint.read.as_ref().map(|took| latency("read", address, took, lease)));
+    findings.extend(endpoint.write.as_ref().map(|took| latency("write", address, took, lease)));
+    if !endpoint.status.as_ref().is_some_and(|status| status.as_ref().is_ok_and(is_embedded)) {
+        findings.extend(endpoint.v2.as_ref().map(|v2| match v2 {
+            Ok(()) => Finding::ok("v2", address, "the v2 API answers; only --rdzv-backend=etcd-v2 needs it"),
+            Err(StoreError::NotV2 { .. }) => {
+                Finding::ok("v2", address, "the v2 API is off; only --rdzv-backend=etcd-v2 needs it")
+            }
+            Err(error) => unanswered("v2", address, error),
+        }));
+    }
+    findings
+}
+
+fn is_embedded(status: &MemberStatus) -> bool {
+    status.version.ends_with("+embedded")
+}
+
+fn unanswered(check: &'static str, of: &str, error: &StoreError) -> Finding {
+    Finding::new(State::Unknown, check, of, format!("not told: {error}"))
+}
+
+/// Whether it speaks etcd's API, lets us in and can serve.
+fn answer(address: &str, answers: &Result<(), StoreError>) -> Finding {
+    let error = match answers {
+        Ok(()) => return Finding::ok("answer", address, "lets us in and has a quorum"),
+        Err(error) => error,
+    };
+    let failed = Finding::new(State::Failed, "answer", address, error.to_string());
+    failed.advise(match error {
+        StoreError::Tls { .. } => format!(
+            "openssl s_client -connect {address} -showcerts </dev/null shows its certificate: compare name, dates and \
+             issuer with --cacert, and --cert with the CA that etcd trusts"
+        ),
+        StoreError::Denied { .. } => {
+            "etcdctl user get USER tells whether it exists; give --user and --password-file".to_owned()
+        }
+        StoreError::NotV3 { .. } => "name etcd's client port in --etcd; etcd's default is 2379".to_owned(),
+        StoreError::Unavailable { cause, .. } if cause.contains("no leader") => {
+            format!(
+                "this member sees no leader: etcdctl --endpoints={address} endpoint status --cluster; start the \
+                     other members, and open port 2380 between them"
+            )
+        }
+        _ => format!("etcdctl --endpoints={address} endpoint health; look at its log with journalctl -u etcd"),
+    })
+}
+
+fn version(address: &str, status: &MemberStatus) -> Finding {
+    let version = &status.version;
+    if is_embedded(status) {
+        let seen = "the embedded store: in one process, for one machine and trials";
+        return Finding::ok("version", address, seen);
+    }
+    match faults_of(version).as_deref() {
+        None => Finding::new(State::Unknown, "version", address, format!("{version}: no version that is known here")),
+        Some([]) => Finding::ok("version", address, format!("{version}, without faults that matter here")),
+        Some(faults) => {
+            let told: Vec<_> =
+                faults.iter().map(|fault| format!("{} (before {})", fault.fault, fault.mended_in())).collect();
+            Finding::new(State::Warning, "version", address, format!("{version}: {}", told.join("; ")))
+                .advise("upgrade etcd, one member at a time; such a fault costs restarts, and breaks no promise")
+        }
+    }
+}
+
+fn size(address: &str, status: &MemberStatus) -> Finding {
+    let quota = status.quota.unwrap_or(DEFAULT_QUOTA);
+    let of = if status.quota.is_some() { "" } else { " by default (this release does not tell its own)" };
+    let seen = format!("{} of {}{of}, {} in use", mebi(status.size), mebi(quota), mebi(status.in_use));
+    if status.size < quota / 100 * NEARLY_FULL {
+        return Finding::ok("size", address, seen);
+    }
+    let holes = status.in_use < status.size / 2;
+    let advice = if holes {
+        format!("etcdctl --endpoints={address} defrag, one member at a time")
+    } else {
+        format!("etcdctl compact, then etcdctl --endpoints={address} defrag; or a higher --quota-backend-bytes")
+    };
+    Finding::new(State::Warning, "size", address, seen).advise(advice)
+}
+
+/// A node renews its lease five times a TTL: a store that takes a tenth of it for one request leaves little.
+fn latency(check: &'static str, address: &str, took: &Result<Duration, StoreError>, lease: Duration) -> Finding {
+    let limit = lease / 10;
+    match took {
+        Ok(took) if *took <= limit => Finding::ok(check, address, format!("{} (median)", millis(*took))),
+        Ok(took) => Finding::new(
+            State::Warning,
+            check,
+            address,
+            format!("{} (median), above a tenth of a lease of {} s", millis(*took), lease.as_secs_f64()),
+        )
+        .advise("give etcd a disk and a network of its own (etcdctl check perf), or the jobs a longer lease_ttl"),
+        Err(error @ StoreError::Denied { .. }) => {
+            // Whose user it is is not known here, and one of a single job needs no more than that job's keys.
+            let seen = format!("not timed, since this user may not {check} where doctor does: {error}");
+            Finding::new(State::Unknown, check, address, seen).advise(
+                "for a user of one job that is as it should be; agents of any job need it: docs/operations.md, and \
+                 etcdctl role grant-permission ROLE readwrite --prefix=true PREFIX/",
+            )
+        }
+        Err(error) => Finding::new(State::Failed, check, address, error.to_string())
+            .advise(format!("etcdctl --endpoints={address} endpoint health; etcdctl alarm list")),
+    }
+}
+
+/// Those that told how they are.
+fn told(cluster: &Cluster) -> impl Iterator<Item = (&Endpoint, &MemberStatus)> {
+    cluster.endpoints.iter().filter_map(|endpoint| Some((endpoint, endpoint.status.as_ref()?.as_ref().ok()?)))
+}
+
+fn leader(cluster: &Cluster) -> Option<Finding> {
+    let clusters: BTreeSet<_> = told(cluster).map(|(_, status)| status.cluster).collect();
+    if clusters.len() > 1 {
+        let all: Vec<_> = told(cluster)
+            .map(|(endpoint, status)| format!("{} is of cluster {:x}", endpoint.address, status.cluster))
+            .collect();
+        let seen = format!("the endpoints name different clusters: {}", all.join(", "));
+        return Some(
+            Finding::new(State::Failed, "leader", CLUSTER, seen).advise("name members of one cluster in --etcd"),
+        );
+    }
+    let leaders: BTreeSet<_> = told(cluster).map(|(_, status)| status.leader).collect();
+    let seen = match leaders.len() {
+        0 => return None,
+        1 => match leaders.first().copied().flatten() {
+            Some(leader) => {
+                let at = told(cluster).find(|(_, status)| status.member == leader);
+                let at = at.map_or_else(|| format!("member {leader:x}"), |(endpoint, _)| endpoint.address.clone());
+                return Some(Finding::ok("leader", CLUSTER, format!("{at}; all that answer agree")));
+            }
+            None => {
+                let none = Finding::new(State::Failed, "leader", CLUSTER, "no member knows a leader");
+                return Some(none.advise("start the members that are missing: etcdctl endpoint status --cluster"));
+            }
+        },
+        _ => told(cluster).map(|(endpoint, status)| {
+            let follows = status.leader.map_or_else(|| "no member".to_owned(), |leader| format!("{leader:x}"));
+            format!("{} follows {follows}", endpoint.address)
+        }),
+    };
+    let seen = format!("the members do not agree: {}", seen.collect::<Vec<_>>().join(", "));
+    let advice = "run it again: an election may be under way. If it stays, open port 2380 between the members";
+    Some(Finding::new(State::Warning, "leader", CLUSTER, seen).advise(advice))
+}
+
+fn members(cluster: &Cluster) -> Option<Finding> {
+    let lists: Vec<_> = cluster.endpoints.iter().filter_map(|endpoint| endpoint.members.as_ref()).collect();
+    let Some(list) = lists.iter().find_map(|list| list.as_ref().ok()) else {
+        return lists.first().and_then(|list| Some(unanswered("members", CLUSTER, list.as_ref().err()?)));
+    };
+    if told(cluster).any(|(_, status)| is_embedded(status)) {
+        return None;
+    }
+    let warn = |seen: String, advice: &str| Some(Finding::new(State::Warning, "members", CLUSTER, seen).advise(advice));
+    let named = cluster.endpoints.len();
+    match list.len() {
+        1 => warn(
+            "1 member: when it is away, nothing about any job can change".to_owned(),
+            "use three or five members, on machines that do not fail together",
+        ),
+        even if even % 2 == 0 => {
+            let seen = format!("{even} members bear no more losses than {}", even - 1);
+            warn(seen, "an odd number is cheaper and as safe: etcdctl member add, or etcdctl member remove")
+        }
+        all if named < all => {
+            let urls: Vec<_> = list.iter().flat_map(|member| &member.client_urls).map(String::as_str).collect();
+            let seen = format!("{all} members, and only {named} of them named: {}", urls.join(", "));
+            warn(seen, "name all in --etcd, and in the agents' --rdzv-endpoint, so that each may fail")
+        }
+        all => Some(Finding::ok("members", CLUSTER, format!("{all} members, all named"))),
+    }
+}
+
+fn alarms(cluster: &Cluster) -> Vec<Finding> {
+    let lists: Vec<_> = cluster.endpoints.iter().filter_map(|endpoint| endpoint.alarms.as_ref()).collect();
+    let raised: BTreeSet<_> = lists.iter().filter_map(|list| list.as_ref().ok()).flatten().copied().collect();
+    let one = |(member, alarm): &(u64, Alarm)| {
+        let (name, advice) = match alarm {
+            Alarm::NoSpace => (
+                "NOSPACE: its database reached the quota, and the cluster takes no writes",
+                "etcdctl compact REVISION; etcdctl defrag --cluster; etcdctl alarm disarm; then a higher \
+                 --quota-backend-bytes. REVISION is in etcdctl endpoint status -w json",
+            ),
+            Alarm::Corrupt => (
+                "CORRUPT: its data differ from the other members'",
+                "etcdctl member remove it, empty its data directory, etcdctl member add it; then etcdctl alarm disarm",
+            ),
+        };
+        Finding::new(State::Failed, "alarm", format!("member {member:x}"), name).advise(advice)
+    };
+    if !raised.is_empty() {
+        return raised.iter().map(one).collect();
+    }
+    if lists.iter().any(|list| list.is_ok()) {
+        return vec![Finding::ok("alarm", CLUSTER, "none")];
+    }
+    let error = lists.iter().find_map(|list| list.as_ref().err());
+    error.map(|error| unanswered("alarm", CLUSTER, error)).into_iter().collect()
+}
+
+fn millis(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1e3)
+}
+
+fn mebi(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1024.0 * 1024.0))
+}
+
+#[cfg(test)]
+mod tests;

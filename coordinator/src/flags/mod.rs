@@ -1,0 +1,133 @@
+//! The command lines of `elastic-coordinator` and `elasticctl`, and the flags that both have: which store, which prefix, and
+//! how agents are spoken with.
+
+pub mod certs;
+pub mod coordinator;
+pub mod logs;
+pub mod operator;
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use elastic_rendezvous::job::Keys;
+use elastic_store::StoreError;
+use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
+use elastic_store::tls::{MutualTls, TlsFiles};
+
+/// Variable that holds etcd's password where no file does.
+const PASSWORD: &str = "ELASTIC_ETCD_PASSWORD";
+
+/// Which store, and where in it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Store")]
+pub struct StoreFlags {
+    /// Members of the etcd cluster; also the address of an embedded store
+    #[arg(
+        long,
+        env = "ELASTIC_ETCD",
+        default_value = "127.0.0.1:2379",
+        value_delimiter = ',',
+        value_name = "HOST:PORT,…",
+        global = true
+    )]
+    pub etcd: Vec<String>,
+
+    /// Where the jobs live in the store: what the agents were given as `--rdzv-conf prefix=`
+    #[arg(long, env = "ELASTIC_PREFIX", default_value = Keys::DEFAULT_PREFIX, value_name = "PATH", global = true)]
+    pub prefix: String,
+
+    /// PEM file of the CA that signed etcd's certificates; makes the connection TLS
+    #[arg(long, env = "ELASTIC_ETCD_CACERT", value_name = "FILE", global = true)]
+    pub cacert: Option<PathBuf>,
+
+    /// PEM file of our own certificate, where etcd asks for one; with --key
+    #[arg(long, env = "ELASTIC_ETCD_CERT", requires = "key", requires = "cacert", value_name = "FILE", global = true)]
+    pub cert: Option<PathBuf>,
+
+    /// PEM file of that certificate's key
+    #[arg(long, env = "ELASTIC_ETCD_KEY", requires = "cert", value_name = "FILE", global = true)]
+    pub key: Option<PathBuf>,
+
+    /// etcd user; the password comes from --password-file or else from $ELASTIC_ETCD_PASSWORD, never from a flag
+    #[arg(long, env = "ELASTIC_ETCD_USER", value_name = "NAME", global = true)]
+    pub user: Option<String>,
+
+    /// File that holds the user's password
+    #[arg(long, env = "ELASTIC_ETCD_PASSWORD_FILE", requires = "user", value_name = "FILE", global = true)]
+    pub password_file: Option<PathBuf>,
+}
+
+impl StoreFlags {
+    /// The etcd that they name. No connection is made yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] names the flag's value that cannot be used.
+    pub fn connect(&self) -> Result<EtcdStore, StoreError> {
+        EtcdStore::connect(self.config()?)
+    }
+
+    /// How to reach the etcd that they name.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] if the password cannot be had.
+    pub fn config(&self) -> Result<EtcdConfig, StoreError> {
+        let mut config = EtcdConfig::new(self.etcd.iter().cloned());
+        config.tls = self.cacert.clone().map(|ca| EtcdTls {
+            ca,
+            client: self.cert.clone().zip(self.key.clone()),
+            server_name: None,
+        });
+        if let Some(name) = self.user.clone() {
+            let password = match &self.password_file {
+                Some(file) => Secret::from_file(file)?,
+                None => Secret::from_env(PASSWORD)?,
+            };
+            config.user = Some(EtcdUser { name, password });
+        }
+        Ok(config)
+    }
+}
+
+/// How agents are spoken with: over mutual TLS, or plain.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "TLS with agents")]
+pub struct PeerFlags {
+    /// PEM file of our own certificate: with it agents are spoken with over mutual TLS, as the agents' own --peer-cert says
+    ///
+    /// `elasticctl certs` makes a private authority and its certificates. All three files are read again within a second
+    /// when they change. A job's agents and its coordinators have them all, or none.
+    #[arg(
+        long,
+        env = "ELASTIC_PEER_CERT",
+        requires = "peer_key",
+        requires = "peer_ca",
+        value_name = "FILE",
+        global = true
+    )]
+    pub peer_cert: Option<PathBuf>,
+
+    /// PEM file of that certificate's key
+    #[arg(long, env = "ELASTIC_PEER_KEY", requires = "peer_cert", value_name = "FILE", global = true)]
+    pub peer_key: Option<PathBuf>,
+
+    /// PEM file of the authority: who shows a certificate of it is let in, whatever its name
+    #[arg(long, env = "ELASTIC_PEER_CA", requires = "peer_cert", value_name = "FILE", global = true)]
+    pub peer_ca: Option<PathBuf>,
+}
+
+impl PeerFlags {
+    /// The files that they name.
+    pub fn files(&self) -> Option<TlsFiles> {
+        let (certificate, key) = self.peer_cert.clone().zip(self.peer_key.clone())?;
+        Some(TlsFiles { certificate, key, authority: self.peer_ca.clone()? })
+    }
+
+    /// Mutual TLS by these files, where they are named. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The file that cannot be used, and why.
+    pub fn tls(&self) -> Result<Option<MutualTls>, String> {
+        self.files().map(MutualTls::follow).transpose()
+    }
+}

@@ -1,0 +1,114 @@
+//! What a member says of itself and of its cluster, for operators. No decision about a job is made by it.
+
+use etcd_client::{AlarmAction, AlarmType};
+
+use super::EtcdStore;
+use super::fault::Repeat;
+use crate::Result;
+
+/// What a member says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberStatus {
+    /// The etcd version it runs.
+    pub version: String,
+    /// Which cluster it belongs to.
+    pub cluster: u64,
+    /// Its own id.
+    pub member: u64,
+    /// The member that it follows, or itself; `None`: it knows no leader.
+    pub leader: Option<u64>,
+    /// Whether it only learns, without a vote.
+    pub learner: bool,
+    /// Bytes of its database on disk.
+    pub size: u64,
+    /// Bytes of it that are in use: what defragmenting would leave.
+    pub in_use: u64,
+    /// The most that `size` may reach. etcd tells it since 3.6.
+    pub quota: Option<u64>,
+}
+
+/// Why a member takes no writes, or must not be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Alarm {
+    /// Its database has reached the quota.
+    NoSpace,
+    /// Its data differ from other members'.
+    Corrupt,
+}
+
+/// A member of the cluster, as the cluster lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedMember {
+    /// Its id.
+    pub id: u64,
+    /// Its name; empty before its first start.
+    pub name: String,
+    /// Where it says that clients reach it.
+    pub client_urls: Vec<String>,
+}
+
+impl EtcdStore {
+    /// The endpoints, as URIs with scheme and port.
+    pub fn endpoints(&self) -> &[String] {
+        self.inner.connection.uris()
+    }
+
+    /// What the member in use says of itself.
+    ///
+    /// # Errors
+    /// As for every call; also where the member knows no leader.
+    pub async fn status(&self) -> Result<MemberStatus> {
+        let connection = &self.inner.connection;
+        let status =
+            connection.call(Repeat::Safe, async |link| link.client.maintenance_client().status().await).await?;
+        self.inner.met(status.header())?;
+        let (cluster, member) = status.header().map_or((0, 0), |header| (header.cluster_id(), header.member_id()));
+        let bytes = |count: i64| u64::try_from(count).unwrap_or(0);
+        Ok(MemberStatus {
+            version: status.version().to_owned(),
+            cluster,
+            member,
+            leader: Some(status.leader()).filter(|leader| *leader != 0),
+            learner: status.is_learner(),
+            size: bytes(status.db_size()),
+            in_use: bytes(status.raft_used_db_size()),
+            quota: Some(bytes(status.db_size_quota())).filter(|quota| *quota > 0),
+        })
+    }
+
+    /// The alarms of all members, by member id.
+    ///
+    /// # Errors
+    /// As for every call. [`StoreError::Denied`](crate::StoreError::Denied) where etcd tells its root user alone.
+    pub async fn alarms(&self) -> Result<Vec<(u64, Alarm)>> {
+        let connection = &self.inner.connection;
+        let get = async |link: std::sync::Arc<super::connection::Link>| {
+            link.client.maintenance_client().alarm(AlarmAction::Get, AlarmType::None, None).await
+        };
+        let answer = connection.call(Repeat::Safe, get).await?;
+        self.inner.met(answer.header())?;
+        let known = |alarm: AlarmType| match alarm {
+            AlarmType::None => None,
+            AlarmType::Nospace => Some(Alarm::NoSpace),
+            AlarmType::Corrupt => Some(Alarm::Corrupt),
+        };
+        let alarms = answer.alarms().iter();
+        Ok(alarms.filter_map(|member| Some((member.member_id(), known(member.alarm())?))).collect())
+    }
+
+    /// The cluster's members.
+    ///
+    /// # Errors
+    /// As for every call.
+    pub async fn members(&self) -> Result<Vec<ListedMember>> {
+        let connection = &self.inner.connection;
+        let list = connection.call(Repeat::Safe, async |link| link.client.cluster_client().member_list().await).await?;
+        self.inner.met(list.header())?;
+        let listed = |member: &etcd_client::Member| ListedMember {
+            id: member.id(),
+            name: member.name().to_owned(),
+            client_urls: member.client_urls().to_vec(),
+        };
+        Ok(list.members().iter().map(listed).collect())
+    }
+}

@@ -1,0 +1,64 @@
+//! TLS of what this project serves. What etcd's own TLS needs is with [`store::etcd`](crate::etcd).
+//!
+//! [`MutualTls`] is the peers' network's: each end of a connection shows a certificate of one private authority. The rest
+//! of the code hands an `Option` of it through; without it connections are plain. [`https`] is the certificate of the
+//! coordinator's HTTP port, which browsers trust without having one.
+//!
+//! All files are read again while the program runs.
+
+pub mod https;
+mod mutual;
+#[cfg(test)]
+mod tests;
+mod trouble;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ConfigBuilder, ConfigSide, ServerConfig, WantsVerifier, WantsVersions};
+
+pub use mutual::{Connector, MutualTls, TlsFiles};
+pub use trouble::{explain, refusal_in, trouble_in};
+
+/// What a server of TLS is set to at the moment of a connection.
+pub type ServerSettings = Box<dyn Fn() -> Arc<ServerConfig> + Send + Sync>;
+
+/// In a file's mode: others than its owner and group may read it.
+const OTHERS_READ: u32 = 0o004;
+
+/// Warns of a file with a secret that everybody on the host may read. `what` says which.
+pub fn warn_if_everybody_reads(what: &str, path: &Path) {
+    if std::fs::metadata(path).is_ok_and(|file| file.mode() & OTHERS_READ != 0) {
+        tracing::warn!(
+            "everybody on this host can read {what} in {}: take that from them with chmod 600",
+            path.display()
+        );
+    }
+}
+
+/// The certificates of a PEM text: one at least.
+fn certificates(file: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    let chain = chain.map_err(|error| format!("{file}: {error}"))?;
+    if chain.is_empty() { Err(format!("{file} holds no PEM certificate")) } else { Ok(chain) }
+}
+
+fn key(file: &str, pem: &str) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| format!("{file}: {error}"))
+}
+
+/// The one provider of this program.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// The versions that rustls takes for safe.
+fn usual_versions<S: ConfigSide>(
+    builder: ConfigBuilder<S, WantsVersions>,
+) -> Result<ConfigBuilder<S, WantsVerifier>, String> {
+    builder.with_safe_default_protocol_versions().map_err(|error| format!("TLS: {error}"))
+}

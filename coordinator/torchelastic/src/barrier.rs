@@ -1,0 +1,116 @@
+//! Barriers on etcd's v2 API, among the members of a version of TorchElastic's rendezvous. Nodes that run torchrun
+//! never arrive.
+//!
+//! No transaction is needed there. A version's ranks are given once and never again, so an arrival under one of them can
+//! only be its member's; arrivals only grow in number; and anyone who reads all of them knows as much as who was last.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::Paths;
+use crate::etcd_v2::{Answer, Entry, Keyspace, News, Only, Refusal, Request};
+use elastic_node::requests::barrier::{BarrierError, check, insist};
+use elastic_node::{Membership, Status};
+
+const HINT: &str = "; nodes that run torchrun never do";
+
+/// Meets the other members of the current version at `name`. A name serves once in a version.
+///
+/// # Errors
+/// As [`meet`](elastic_node::requests::barrier::meet). A version that has torchrun's nodes in it ends in [`BarrierError::Timeout`].
+pub async fn meet_on_v2(
+    etcd: &dyn Keyspace,
+    paths: &Paths,
+    status: &watch::Receiver<Status>,
+    name: &str,
+    within: Duration,
+) -> Result<(), BarrierError> {
+    check(name)?;
+    let mut status = status.clone();
+    let Some(membership) = status.borrow_and_update().membership else {
+        return Err(BarrierError::NotMember(name.to_owned()));
+    };
+    let barrier = BarrierOnV2 { etcd, paths, membership, name };
+    let met = async {
+        barrier.arrive().await?;
+        loop {
+            let index = match barrier.look().await? {
+                Seen::All => return Ok(()),
+                Seen::Some { index } => index,
+            };
+            barrier.change_after(index).await?;
+        }
+    };
+    let met = async {
+        tokio::select! {
+            met = met => met,
+            () = left(&mut status, membership) => match barrier.look().await? {
+                Seen::All => Ok(()),
+                Seen::Some { .. } => Err(BarrierError::RoundEnded { round: membership.version, name: name.to_owned() }),
+            },
+        }
+    };
+    match tokio::time::timeout(within, met).await {
+        Ok(result) => result,
+        Err(_) => Err(BarrierError::Timeout { round: membership.version, name: name.to_owned(), within, hint: HINT }),
+    }
+}
+
+/// Waits until the node has this place no more.
+async fn left(status: &mut watch::Receiver<Status>, membership: Membership) {
+    // An error means that there is no node any more.
+    let _ = status.wait_for(|status| status.membership != Some(membership)).await;
+}
+
+enum Seen {
+    All,
+    Some {
+        /// As of when.
+        index: u64,
+    },
+}
+
+struct BarrierOnV2<'a> {
+    etcd: &'a dyn Keyspace,
+    paths: &'a Paths,
+    membership: Membership,
+    name: &'a str,
+}
+
+impl BarrierOnV2<'_> {
+    async fn arrive(&self) -> Result<(), BarrierError> {
+        let key = self.paths.arrival(self.membership.version, self.name, self.membership.group_rank);
+        let arrival = Request::Put { key, value: String::new(), ttl: None, only: Only::Always };
+        self.ask(arrival).await?.outcome.map(drop).map_err(|refusal| self.refused(refusal))
+    }
+
+    /// Who has arrived.
+    async fn look(&self) -> Result<Seen, BarrierError> {
+        let key = self.paths.barrier(self.membership.version, self.name);
+        let Answer { index, outcome } = self.ask(Request::Read { key, recursive: false }).await?;
+        let entries = match outcome {
+            Ok(Entry { entries, .. }) => entries,
+            Err(Refusal::Missing) => Vec::new(),
+            Err(refusal) => return Err(self.refused(refusal)),
+        };
+        let all = entries.len() >= self.membership.group_world_size as usize;
+        Ok(if all { Seen::All } else { Seen::Some { index } })
+    }
+
+    /// Waits for an arrival after that index, or for as good a reason to look again.
+    async fn change_after(&self, index: u64) -> Result<(), BarrierError> {
+        let directory = self.paths.barrier(self.membership.version, self.name);
+        let wait = || async { Ok(self.etcd.wait(&directory, index + 1).await?) };
+        while insist(wait).await? == News::Nothing {}
+        Ok(())
+    }
+
+    async fn ask(&self, request: Request) -> Result<Answer, BarrierError> {
+        insist(|| async { Ok(self.etcd.request(request.clone()).await?) }).await
+    }
+
+    fn refused(&self, refusal: Refusal) -> BarrierError {
+        BarrierError::Refused { name: self.name.to_owned(), cause: refusal.to_string() }
+    }
+}
