@@ -49,7 +49,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["epoch"] + 1
         if dist.get_rank() == 0:
-            print(f"goes on with epoch {first}, {dist.get_world_size()} workers", flush=True)
+            print(f"continues with epoch {first}, {dist.get_world_size()} workers", flush=True)
 
     for epoch in range(first, options.epochs):
         sampler.set_epoch(epoch)

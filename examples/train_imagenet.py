@@ -83,7 +83,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         sampler.load_state_dict(saved["sampler"])
         if rank == 0:
-            print(f"goes on after step {step}, {dist.get_world_size()} workers", flush=True)
+            print(f"continues after step {step}, {dist.get_world_size()} workers", flush=True)
 
     for epoch in range(sampler.epoch, options.epochs):
         sampler.set_epoch(epoch)

@@ -1,5 +1,5 @@
-"""Trains a small GPT-2 from random parameters with Transformers' Trainer. When workers are killed, it continues from the last
-steps, which the agent's memory holds.
+"""Trains a small GPT-2 from random parameters with Transformers' Trainer. When workers are killed, it continues from
+the last steps, which the agent's memory holds.
 
     elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 train_transformers.py
 """

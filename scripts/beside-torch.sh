@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs what some tests and benchmarks use beside the PyTorch of .torch/, which it reads and leaves unchanged. Run again,
-# it does nothing.
+# Installs what some tests and benchmarks use beside the PyTorch of .torch/, which it reads and leaves unchanged. Run
+# again, it does nothing.
 #
-#   scripts/beside-torch.sh frameworks    Transformers, Lightning, Accelerate and torchvision, in .frameworks/ (180 MB on disk)
+#   scripts/beside-torch.sh frameworks    Transformers, Lightning, Accelerate and torchvision, in .frameworks/ (180 MB)
 #   scripts/beside-torch.sh torchft       torchft, in .torchft/
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,7 +15,8 @@ fail() {
 
 name=${1:-}
 case $name in
-frameworks) what="Transformers, Lightning, Accelerate and torchvision" size="46 MB" imports="accelerate, lightning.pytorch, torchvision, transformers" ;;
+frameworks) what="Transformers, Lightning, Accelerate and torchvision" size="46 MB"
+    imports="accelerate, lightning.pytorch, torchvision, transformers" ;;
 torchft) what=torchft size="4 MB" imports=torchft ;;
 *) name='' && fail "name what to install: frameworks or torchft" ;;
 esac

@@ -6,8 +6,8 @@
 # must be of the compiler's very build, so both come from Debian: rustc-web, with which Debian builds its browsers, and
 # which is new enough even in Debian 12. The release workflow builds on a machine of each architecture instead.
 #
-#   scripts/debian-foreign.sh rust aarch64      into rust-aarch64/: Debian's newest Rust, with the standard library of this
-#                                               machine and of that one; bin/rustc runs it
+#   scripts/debian-foreign.sh rust aarch64      into rust-aarch64/: Debian's newest Rust, with the standard libraries of
+#                                               this machine and of that one; bin/rustc runs it
 #   scripts/debian-foreign.sh emulator aarch64  into emulator-aarch64/: bin/emulator runs a program of such a machine, by
 #                                               qemu with that machine's glibc
 set -euo pipefail
@@ -31,7 +31,7 @@ esac
 for tool in apt-get dpkg dpkg-deb; do
     command -v "$tool" >/dev/null || fail "$tool is missing: this needs Debian"
 done
-grep --quiet '^ID=debian$' /etc/os-release || fail "this system is not Debian: others have no packages of another architecture in the same place"
+grep --quiet '^ID=debian$' /etc/os-release || fail "this is not Debian; only Debian has packages of other architectures"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$scratch"/{state/lists/partial,cache/archives/partial,packages,root}
@@ -81,7 +81,8 @@ rust)
     dpkg --compare-versions "${version:-0}" ge "$needed" ||
         fail "this Debian's rustc-web is ${version:-unknown}, and $needed or newer is needed"
     say "Debian's Rust ${version%%+*}, for $machine too, a download of 130 MB"
-    packages=$(apt-get install --simulate --no-install-recommends --reinstall "rustc-web=$version" "libstd-rust-web-dev=$version" |
+    packages=$(apt-get install --simulate --no-install-recommends --reinstall \
+        "rustc-web=$version" "libstd-rust-web-dev=$version" |
         sed -n 's/^Inst \([^ ]*\).*/\1/p')
     # shellcheck disable=SC2086 # one word for each package
     unpack $packages "libstd-rust-web-dev:$foreign=$version"
@@ -90,7 +91,7 @@ rust)
 export LD_LIBRARY_PATH="\$here/usr/lib/$(gcc -print-multiarch)\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"
 exec "\$here/usr/bin/rustc" "\$@"
 WRAPPER
-    "$scratch/root/bin/rustc" --version >/dev/null || fail "it was unpacked and does not work here: the lines above say why"
+    "$scratch/root/bin/rustc" --version >/dev/null || fail "rustc does not work here: the lines above say why"
     ;;
 emulator)
     say "Debian's qemu, and glibc for $machine, a download of 40 MB"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the demo on a terminal of its own and draws what stays on the screen, from its second run on: docs/images/demo.svg,
-for README.md.
+"""Runs the demo on a terminal of its own and draws what stays on the screen, from its second run on:
+docs/images/demo.svg, for README.md.
 
     make demo; scripts/demo-picture.py target/debug/elastic-demo
 """
@@ -20,7 +20,8 @@ COLUMNS, CHARACTER, LINE, EDGE = 100, 7.2, 17, 14
 # The demo's styles (demo/src/screen.rs), by their codes.
 CLASSES = {"1": "bold", "2": "dim", "32": "good", "31": "bad"}
 STYLE = """
-  rect { fill: #ffffff; stroke: #d0d7de } text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #1f2328; white-space: pre }
+  rect { fill: #ffffff; stroke: #d0d7de }
+  text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #1f2328; white-space: pre }
   .bold { font-weight: bold } .dim { fill: #59636e } .good { fill: #1a7f37 } .bad { fill: #d1242f }
   @media (prefers-color-scheme: dark) {
     rect { fill: #0d1117; stroke: #3d444d } text { fill: #f0f6fc }

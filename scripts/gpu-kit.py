@@ -37,7 +37,8 @@ def built(*arguments: str) -> "dict[str, Path]":
 
 def glibc_of(program: Path) -> "tuple[int, ...]":
     """The newest version of glibc that it must find."""
-    told = subprocess.run(["readelf", "--version-info", "--wide", str(program)], check=True, capture_output=True, text=True)
+    readelf = ["readelf", "--version-info", "--wide", str(program)]
+    told = subprocess.run(readelf, check=True, capture_output=True, text=True)
     versions = re.findall(r"Name: GLIBC_(\d+(?:\.\d+)+)", told.stdout)
     return max(tuple(map(int, version.split("."))) for version in versions)
 

@@ -37,7 +37,7 @@ fail() {
     exit 1
 }
 
-[[ -e /dev/nvidiactl ]] || fail "this machine shows no NVIDIA GPU (no /dev/nvidiactl); make test runs the kernels on the CPU"
+[[ -e /dev/nvidiactl ]] || fail "there is no NVIDIA GPU here (no /dev/nvidiactl); make test runs the kernels on the CPU"
 scripts/setup.sh test
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 nextest=$(command -v cargo-nextest || echo .venv/bin/cargo-nextest)
@@ -48,7 +48,8 @@ ELASTIC_TEST_GPU=1 "$nextest" nextest run --locked --workspace --no-capture \
         | package(elastic-trainer) & binary(gpu) & test(/^(models|graphs|snapshots::timed)::/)'
 
 python=${ELASTIC_TORCH_PYTHON:-}
-[[ -n $python ]] || fail "the kernels' tests have passed; to compare with PyTorch, set ELASTIC_TORCH_PYTHON to a Python whose torch computes on the GPU"
+[[ -n $python ]] || fail "the kernels' tests have passed; to compare with PyTorch, set ELASTIC_TORCH_PYTHON to a \
+Python whose torch computes on the GPU"
 cargo build --release --locked --package elastic-trainer
 target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 # The same libraries for both, where torch came with some.

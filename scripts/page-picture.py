@@ -53,7 +53,8 @@ class Page:
     def __init__(self, processes, folder):
         (theirs, self.to), (self.by, written) = os.pipe(), os.pipe()
         # Chromium reads from 3 and writes to 4.
-        command = ["sh", "-c", f'exec "$0" "$@" 3<&{theirs} 4>&{written}', "/usr/bin/chromium", "--headless", "--no-sandbox"]
+        command = ["sh", "-c", f'exec "$0" "$@" 3<&{theirs} 4>&{written}']
+        command += ["/usr/bin/chromium", "--headless", "--no-sandbox"]
         command += ["--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe"]
         command += [f"--window-size={WIDTH},900", f"--user-data-dir={folder}"]
         start(processes, command, pass_fds=[theirs, written], stderr=subprocess.DEVNULL)
@@ -115,7 +116,8 @@ def main():
     programs = Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
         folder = Path(folder)
-        made = subprocess.run([programs / "elasticctl", "token", "olga", "--role", "operate", "-o", "json"], capture_output=True, check=True)
+        token = [programs / "elasticctl", "token", "olga", "--role", "operate", "-o", "json"]
+        made = subprocess.run(token, capture_output=True, check=True)
         made = json.loads(made.stdout)
         (folder / "users").write_text(made["line"] if isinstance(made["line"], str) else json.dumps(made["line"]))
         (folder / "train.py").write_text(WORKER)
@@ -137,7 +139,8 @@ def main():
         page = Page(processes, folder / "profile")
         page.call("Page.navigate", url=url)
         until("the page asks for a token", lambda: page.value("!!document.querySelector('input[type=password]')"))
-        page.value(f"sessionStorage.setItem('elastic-token', {json.dumps(made['token'])}); location.hash = '{JOB}'; location.reload()")
+        page.value(f"sessionStorage.setItem('elastic-token', {json.dumps(made['token'])})")
+        page.value(f"location.hash = '{JOB}'; location.reload()")
 
         def shows(*texts):
             text = page.value("document.body.innerText") or ""

@@ -11,7 +11,7 @@
 #   scripts/setup.sh book      the same as demo, and mdbook in target/book-tools
 #   scripts/setup.sh dist-test [ARCH]  the same as demo, cargo-nextest, man, and a fresh Debian in target/packaging; for
 #                            machines of another architecture, qemu with their glibc there
-#   scripts/setup.sh dist [ARCH]  the same as demo, maturin, and zig with cargo-zigbuild and hatchling in target/packaging;
+#   scripts/setup.sh dist [ARCH]  the same as demo, maturin, zig with cargo-zigbuild, and hatchling in target/packaging;
 #                            for machines of another architecture, a Rust there that has their standard library, unless
 #                            the toolchain does
 set -euo pipefail
@@ -105,7 +105,7 @@ book_builder() {
 packaging_tools() {
     local folder=${CARGO_TARGET_DIR:-$root/target}/packaging
     [[ ! -f $folder/complete ]] || return 0
-    say "installing zig $zig, cargo-zigbuild $zigbuild and hatchling $hatchling into target/packaging (from their Python packages, 90 MB)"
+    say "installing zig $zig, cargo-zigbuild $zigbuild and hatchling $hatchling into target/packaging (90 MB)"
     python3 -c 'import ensurepip' 2>/dev/null || packages "no such program" python3-venv
     python3 -m venv "$folder"
     "$folder/bin/pip" install --quiet --disable-pip-version-check \
@@ -118,7 +118,7 @@ packaging_tools() {
 standard_library() {
     local triple=$1-unknown-linux-gnu
     [[ $1 != "$(uname -m)" && ! -d $(rustc --print target-libdir --target "$triple" 2>/dev/null) ]] || return 0
-    have rustup && say "Rust's standard library for $triple is not installed; 'rustup target add $triple' is the usual way to it"
+    have rustup && say "Rust's standard library for $triple is missing; the usual way is 'rustup target add $triple'"
     "$root/scripts/debian-foreign.sh" rust "$1" ||
         fail "without it no programs for $1 can be built: 'rustup target add $triple', then try again"
 }
@@ -196,12 +196,12 @@ pytorch() {
 rust() {
     local needed found
     needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
-    have cargo && have rustc || fail "Rust is not installed, and $needed or newer is needed: see https://rustup.rs, then try again"
+    have cargo && have rustc || fail "Rust is not installed, and $needed or newer is needed: see https://rustup.rs"
     found=$(rustc --version) || fail "rustc does not work here, it says why above; Rust $needed or newer is needed"
     found=${found#rustc }
     found=${found%%[ -]*}
     [[ $(printf '%s\n' "$needed" "$found" | sort --version-sort | head -n 1) == "$needed" ]] ||
-        fail "rustc $found ($(command -v rustc)) is too old, $needed or newer is needed: 'rustup update stable', or see https://rustup.rs, then try again"
+        fail "rustc $found ($(command -v rustc)) is older than $needed: 'rustup update stable', or see https://rustup.rs"
 }
 
 rust
@@ -214,7 +214,7 @@ demo | test | verify | book | dist | dist-test) ;;
 esac
 packages cc build-essential protoc protobuf-compiler
 # etcd-client's build imports these, and Debian's protobuf-compiler only recommends the package that has them.
-protoc --descriptor_set_out=/dev/null google/protobuf/descriptor.proto 2>/dev/null || packages "no such program" libprotobuf-dev
+protoc -o /dev/null google/protobuf/descriptor.proto 2>/dev/null || packages "no such program" libprotobuf-dev
 case $1 in
 test)
     packages etcd etcd-server etcdctl etcd-client python3 python3 ip iproute2 strace strace mkfs.ext4 e2fsprogs openssl openssl curl curl g++ g++ xz xz-utils

@@ -20,7 +20,7 @@ done
 version=$(apt-cache show --no-all-versions python3-torch 2>/dev/null | sed -n 's/^Version: //p')
 [[ $version == 1.13* ]] || fail "this system's python3-torch is ${version:-unknown} and not 1.13, which Debian 12 has"
 
-packages=$(apt-get install --simulate --no-install-recommends python3-torch 2>/dev/null | sed -n 's/^Inst \([^ ]*\) .*/\1/p')
+packages=$(apt-get install -s --no-install-recommends python3-torch 2>/dev/null | sed -n 's/^Inst \([^ ]*\) .*/\1/p')
 [[ -n $packages ]] || fail "apt-get would install nothing: is python3-torch installed, or are apt's lists too old?"
 say "unpacking PyTorch $version of Debian into ${dir#"$root"/}, $(wc -w <<<"$packages") packages"
 rm -rf "$dir"
@@ -38,7 +38,8 @@ libraries=$dir/usr/lib/$triplet
 cat >"$dir/bin/python" <<WRAPPER
 #!/bin/sh
 export PYTHONPATH="$dir/usr/lib/python3/dist-packages\${PYTHONPATH:+:\$PYTHONPATH}"
-export LD_LIBRARY_PATH="$dir/usr/lib:$dir/lib/$triplet:$libraries:$libraries/blas:$libraries/lapack\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"
+libraries="$dir/usr/lib:$dir/lib/$triplet:$libraries:$libraries/blas:$libraries/lapack"
+export LD_LIBRARY_PATH="\$libraries\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"
 exec $python "\$@"
 WRAPPER
 chmod +x "$dir/bin/python"

@@ -69,13 +69,15 @@ for attempt in 1 2; do
     ((attempt == 1)) || fail "PyTorch could not be downloaded or installed: pip says why above. Run $0 to try again"
     say "that did not work, trying once more"
 done
-"$dir/bin/python" "$root/scripts/torch_stubs.py" "$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+packages=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"$dir/bin/python" "$root/scripts/torch_stubs.py" "$packages"
 # pip's own compiling takes a minute for all of torch. What is imported here is compiled by that, whatever the
 # environment says: without it each process of a test compiles it again, which is two thirds of its start.
-env -u PYTHONDONTWRITEBYTECODE -u PYTHONPYCACHEPREFIX "$dir/bin/python" - <<'PYTHON' || fail "PyTorch was installed and does not work here: the lines above say why"
+env -u PYTHONDONTWRITEBYTECODE -u PYTHONPYCACHEPREFIX "$dir/bin/python" - <<'PYTHON' ||
 import torch, torch.distributed, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.run
 assert torch.distributed.is_gloo_available() and not torch.cuda.is_available()
 print(f"torch: PyTorch {torch.__version__} is ready, gloo included, {torch.get_num_threads()} threads")
 PYTHON
+    fail "PyTorch was installed and does not work here: the lines above say why"
 rm -rf "$dir/tmp"
 printf '%s\n' "$state" >"$dir/installed"

@@ -15,7 +15,8 @@
 //! | `workers` | the local workers: start, talk to, watch, stop |
 //!
 //! `cli` depends on the option types of the others, and only `run`, `spare` and `main` depend on `cli`. Of the rest,
-//! each depends on those before it in this order: `guard`, `machine`, `output`, `store`, `workers_store`, `workers`, `run`.
+//! each depends on those before it in this order: `guard`, `machine`, `output`, `store`, `workers_store`, `workers`,
+//! `run`.
 
 mod cli;
 mod guard;

@@ -35,7 +35,8 @@ fn main() {
             let found = source.matches(mutant.from).count();
             assert!(
                 found == 1,
-                "the mutant {} is to change coordinator/rendezvous/src/{file} at\n\n{}\n\nwhich stands there {found} times: bring coordinator/simulation/src/list.rs up to date",
+                "the mutant {} is to change coordinator/rendezvous/src/{file} at\n\n{}\n\nwhich is there {found} \
+                 times: bring coordinator/simulation/src/list.rs up to date",
                 mutant.name,
                 mutant.from
             );
@@ -86,7 +87,7 @@ fn module(name: &str, file: &Path) -> String {
     format!("#[path = {:?}]\nmod {name};\n", file.display())
 }
 
-/// Copies a folder, each file through `change`, which is told the file's path within it.
+/// Copies a folder. `change` gets each file's path within the folder and its text, and returns the new text.
 fn copy(from: &Path, to: &Path, change: &mut dyn FnMut(&str, String) -> String) {
     fn walk(root: &Path, from: &Path, to: &Path, change: &mut dyn FnMut(&str, String) -> String) {
         fs::create_dir_all(to).expect("OUT_DIR can be written");

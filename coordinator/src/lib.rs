@@ -1,5 +1,5 @@
-//! `elastic-coordinator`, the service that leads jobs while it runs, and `elasticctl`, the operator's command. Each module
-//! uses only those above it in this table.
+//! `elastic-coordinator`, the service that leads jobs while it runs, and `elasticctl`, the operator's command. Each
+//! module uses only those above it in this table.
 //!
 //! | module | what it is |
 //! |---|---|

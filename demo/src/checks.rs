@@ -143,7 +143,8 @@ fn killed(kill: &Kill) -> Result<String, String> {
         return Err(format!("the next round began while workers of agent {node} still lived"));
     }
     Ok(format!(
-        "agent {node}, its guard and its worker (processes {}) were gone within {} ms; the next round began after the worker's end",
+        "agent {node}, its guard and its worker (processes {}) were gone within {} ms; the next round began after the \
+         worker's end",
         list(processes),
         gone_after.as_millis()
     ))

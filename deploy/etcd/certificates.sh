@@ -31,7 +31,7 @@ new_key() {
     openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$1-key.pem" 2>/dev/null
 }
 
-# sign NAME KIND: a certificate for NAME's key, which is made if it is not there. In place of an old one at once, or not
+# sign NAME KIND: a certificate for NAME's key, which is made if it is not there. It replaces an old one at once, or not
 # at all.
 sign() {
     [ -e "$1-key.pem" ] || new_key "$1"
@@ -119,7 +119,7 @@ member | client)
     [ $# -ge 1 ] || { usage >&2 && exit 2; }
     for name in "$@"; do
         named "$name"
-        [ ! -e "$name.pem" ] || fail "$directory/$name.pem is there already: to sign it anew, \`certificates.sh renew\`"
+        [ ! -e "$name.pem" ] || fail "$directory/$name.pem is there already: to sign it again, \`certificates.sh renew\`"
     done
     for name in "$@"; do
         sign "$name" "$verb"

@@ -36,7 +36,7 @@ settings() {
     *:*) address="[$address]" ;;
     esac
     cat <<TEXT
-# Made by settings.sh for $host. Make it anew where something changes: each member's file differs.
+# Made by settings.sh for $host. Run settings.sh again when something changes: each member's file differs.
 ETCD_NAME=$host
 ETCD_LISTEN_PEER_URLS=https://$address:2380
 ETCD_LISTEN_CLIENT_URLS=https://$address:2379,https://127.0.0.1:2379
@@ -110,7 +110,8 @@ check() {
     if ! openssl x509 -in "$certificate" -noout 2>/dev/null; then
         wrong "$certificate is missing or no certificate"
     elif openssl x509 -in "$certificate" -noout -checkhost "$name" | grep -q 'NOT match'; then
-        wrong "$certificate is another host's: it is for $(openssl x509 -in "$certificate" -noout -subject | sed 's/.*CN *= *//'), not $name"
+        of=$(openssl x509 -in "$certificate" -noout -subject | sed 's/.*CN *= *//')
+        wrong "$certificate is another host's: it is for $of, not $name"
     elif [ "$(openssl x509 -in "$certificate" -noout -pubkey)" != "$(openssl pkey -in "$key" -pubout 2>/dev/null)" ]; then
         wrong "$key is not the key of $certificate"
     elif ! openssl verify -CAfile "$(value ETCD_TRUSTED_CA_FILE)" "$certificate" >/dev/null 2>&1; then
@@ -119,7 +120,8 @@ check() {
     # As root everything can be read: etcd is not root.
     if [ "$(id -u)" = 0 ] && id etcd >/dev/null 2>&1; then
         for readable in "$certificate" "$key" "$(value ETCD_TRUSTED_CA_FILE)"; do
-            setpriv --reuid=etcd --regid=etcd --init-groups test -r "$readable" || wrong "etcd's user cannot read $readable"
+            setpriv --reuid=etcd --regid=etcd --init-groups test -r "$readable" ||
+                wrong "etcd's user cannot read $readable"
         done
         if [ -e "$key" ]; then
             case $(stat -c %A "$key") in

@@ -53,7 +53,7 @@ password() {
     printf '%s\n' "$given"
 }
 
-# etcdctl as root. It is told the password by its environment, which nobody else can read.
+# etcdctl as root. It reads the password from its environment, which no other user can read.
 as_root() {
     ETCDCTL_USER=root:$root etcdctl "$@"
 }
@@ -110,12 +110,13 @@ case $prefix in
 *) fail "$prefix: a prefix begins with / and is not empty" ;;
 esac
 root=$(password root)
-as_root user list >/dev/null || fail "etcd at ${ETCDCTL_ENDPOINTS:-127.0.0.1:2379} does not answer root: the line above says why"
+as_root user list >/dev/null ||
+    fail "etcd at ${ETCDCTL_ENDPOINTS:-127.0.0.1:2379} does not answer root: the line above says why"
 
 case ${1:-} in
 '')
     role elastic-reader read "$prefix/"
-    # An agent leads a job, begins it anew and ends it; a coordinator does the first. They write the same keys.
+    # An agent leads a job, starts it again and ends it; a coordinator does the first. They write the same keys.
     role elastic-operator readwrite "$prefix/"
     role elastic-agents readwrite "$prefix/"
     # root was asked for above: it is not asked for twice.
@@ -130,7 +131,7 @@ job | operator | reader)
     esac
     job=$prefix/v1/jobs/$2
     case $1 in
-    # Agents write every key of their job but desired, and delete that too when they begin it anew.
+    # Agents write every key of their job but desired, and delete that too when they start it again.
     job) role "elastic-agents-$2" readwrite "$job/" ;;
     # What is wished for, and the line of history that says by whom: not the round, and not the checkpoint, which names
     # the file that workers load.

@@ -14,7 +14,8 @@ from project import PROGRAMS, ROOT, Failure, Project, run
 # workers could find different addresses. PyTorch's wheels need the same glibc.
 GLIBC = (2, 28)
 # What they may ask of it: glibc's own libraries.
-LIBRARIES = {"libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+LOADERS = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+LIBRARIES = {"libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"} | LOADERS
 
 
 def build(project: Project, tree: Path) -> "dict[str, Path]":
@@ -25,7 +26,8 @@ def build(project: Project, tree: Path) -> "dict[str, Path]":
     for package in ["elastic-agent", "elastic-coordinator", "elastic-trainer"]:
         command += ["--package", package]
     # It runs here, and writes what lies beside the programs.
-    writer = ["cargo", "build", "--release", "--locked", "--message-format=json-render-diagnostics", "--package", "elastic-packaging"]
+    writer = ["cargo", "build", "--release", "--locked", "--message-format=json-render-diagnostics"]
+    writer += ["--package", "elastic-packaging"]
     if not project.crosses:
         command += writer[-2:]
     # Messages name sources by where they lie: here, and in cargo's home. Neither is anybody's business.

@@ -77,7 +77,9 @@ class Project:
     def read(machine: "str | None") -> "Project":
         here = platform.machine()
         if platform.system() != "Linux" or here not in DEBIAN:
-            raise Failure(f"packages are made on Linux on {' or '.join(DEBIAN)}, and this is {platform.system()} on {here}")
+            raise Failure(
+                f"packages are made on Linux on {' or '.join(DEBIAN)}, and this is {platform.system()} on {here}"
+            )
         machine = machine or here
         if machine not in DEBIAN:
             raise Failure(f"packages are made for {' or '.join(DEBIAN)}, not for {machine}")
@@ -89,7 +91,10 @@ class Project:
         if machine != here and not Path(run("rustc", "--print", "target-libdir", "--target", triple).strip()).is_dir():
             rustc = target / f"packaging/rust-{machine}/bin/rustc"
             if not rustc.is_file():
-                raise Failure(f"Rust's standard library for {triple} is not installed: rustup target add {triple}; or on Debian, scripts/setup.sh dist {machine}")
+                raise Failure(
+                    f"Rust's standard library for {triple} is not installed: rustup target add {triple}; "
+                    f"or on Debian, scripts/setup.sh dist {machine}"
+                )
         versions = {one["name"]: one["version"] for one in metadata["packages"] if one["source"] is None}
         return Project(
             version=versions["elastic-agent"],

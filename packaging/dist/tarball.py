@@ -23,7 +23,8 @@ def make(project: Project, tree: Path) -> Path:
     units.mkdir(parents=True)
     for unit in sorted((ROOT / "deploy/systemd").glob("*.service")):
         shutil.copy(unit, units)
-    (tree / "share/doc/elastic/README").write_text(README.format(version=project.version, machine=project.machine, name=name))
+    readme = README.format(version=project.version, machine=project.machine, name=name)
+    (tree / "share/doc/elastic/README").write_text(readme)
     file = DIST / f"{name}.tar.gz"
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:

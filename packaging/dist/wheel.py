@@ -1,5 +1,6 @@
-"""The wheels. One is the Python package with all programs: maturin makes it, and checks that its name says the truth about the
-systems that it runs on. The programs are those that have been built already: maturin's cargo only says where they are. The other is what `elastic-agent[compat]` adds."""
+"""The wheels. One is the Python package with all programs: maturin makes it, and checks that its name says the truth
+about the systems that it runs on. The programs are those that have been built already: maturin's cargo only says
+where they are. The other is what `elastic-agent[compat]` adds."""
 
 import json
 import os
@@ -20,7 +21,13 @@ def make(project: Project, tree: Path) -> "list[Path]":
         "reason": "compiler-artifact",
         "package_id": next(one["id"] for one in project.metadata["packages"] if one["name"] == "elastic-agent"),
         "manifest_path": str(ROOT / "agent/Cargo.toml"),
-        "target": {"kind": ["bin"], "crate_types": ["bin"], "name": "elastic-agent", "src_path": str(ROOT / "agent/src/main.rs"), "edition": "2024"},
+        "target": {
+            "kind": ["bin"],
+            "crate_types": ["bin"],
+            "name": "elastic-agent",
+            "src_path": str(ROOT / "agent/src/main.rs"),
+            "edition": "2024",
+        },
         "profile": {"opt_level": "3", "debuginfo": 0, "debug_assertions": False, "overflow_checks": False, "test": False},
         "features": [],
         "filenames": [str(tree / "bin/elastic-agent")],

@@ -157,7 +157,7 @@ mod tests {
         }
         assert!(
             written()["share/man/man1/elastic-agent.1"].contains("The command line wins"),
-            "and the rest is told below"
+            "the page has the long help too"
         );
     }
 

@@ -15,7 +15,7 @@ pub mod worker;
 
 /// Generated from `proto/jobs.proto`, with serde: in JSON, its messages are what the coordinator's JSON API answers.
 #[cfg(feature = "grpc")]
-#[allow(missing_docs, unreachable_pub, clippy::all)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod jobs {
     use serde::de::DeserializeOwned;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -47,21 +47,21 @@ pub mod jobs {
 
 /// Generated from `proto/bandwidth.proto`.
 #[cfg(feature = "grpc")]
-#[allow(missing_docs, unreachable_pub, clippy::all)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod bandwidth {
     tonic::include_proto!("elastic.v1.bandwidth");
 }
 
 /// Generated from `proto/logs.proto`.
 #[cfg(feature = "grpc")]
-#[allow(missing_docs, unreachable_pub, clippy::all)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod logs {
     tonic::include_proto!("elastic.v1.logs");
 }
 
 /// Generated from `proto/pulse.proto`.
 #[cfg(feature = "grpc")]
-#[allow(missing_docs, unreachable_pub, clippy::all)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod pulse {
     tonic::include_proto!("elastic.v1");
 }

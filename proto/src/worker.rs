@@ -31,7 +31,7 @@ pub const MAX_LINE: usize = 64 * 1024;
 /// Where a committed checkpoint lies. The store's `checkpoint` key holds this pointer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// Optimizer steps that the checkpoint contains; training goes on with `step + 1`.
+    /// Optimizer steps that the checkpoint contains; training continues with `step + 1`.
     pub step: u64,
     /// Absolute path of the manifest, as the worker that wrote it sees it.
     pub path: String,
@@ -122,8 +122,8 @@ pub enum FromWorker {
         /// Steps done.
         step: u64,
     },
-    /// The worker's group is broken, and no round is forming: a connection failed, and nobody has died. Asks for a round
-    /// in which all members meet anew, in their processes. It counts as a failure of class `peer`, which costs a restart
+    /// The worker's group is broken, and no round is forming: a connection failed, and no node has died. Asks for a round
+    /// in which all members meet again, in their processes. It counts as a failure of class `peer`, which costs a restart
     /// unless a member turns out to be lost or leaving. The worker quiesces when the round is forming.
     RequestRound {
         /// Chosen by the worker; the answer repeats it.

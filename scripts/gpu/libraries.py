@@ -1,5 +1,5 @@
-"""Which of NVIDIA's libraries are found on this machine, where, of which version, and which are shadowed: found in several
-places, where only the first counts."""
+"""Which of NVIDIA's libraries are found on this machine, where, of which version, and which are shadowed: found in
+several places, where only the first counts."""
 
 import ctypes
 import json

@@ -1,9 +1,9 @@
-"""NCCL between three processes on one GPU, by real agents and trainers: init, sums, the death of one, its return, one that
-is stopped, and what is done where NCCL refuses: nccl.py TRAINER AGENT [--device cpu] [--nccl-library FILE] [--small].
+"""NCCL between three processes on one GPU, by real agents and trainers: init, sums, the death of one, its return, one
+that is stopped, and an NCCL that refuses: nccl.py TRAINER AGENT [--device cpu] [--nccl-library FILE] [--small].
 
 NCCL refuses two ranks of one host on one GPU, and tells hosts apart by NCCL_HOSTID. With another one for each process
-and sockets between them, three of them can use one GPU. On CPUs it is the same schedule over TCP, of which NCCL's own part
-shows nothing."""
+and sockets between them, three of them can use one GPU. On CPUs it is the same schedule over TCP, of which NCCL's own
+part shows nothing."""
 
 import argparse
 import json

@@ -1,6 +1,6 @@
-"""Runs the steps of one part on a machine with a GPU: run.py --part 1|2. Each step has its own time limit and its own log,
-and none stops the next. After each step it writes partN.json, partN.txt (for people) and partN-logs.txt into --out, so
-that what was learned is there whatever happens next. Needs Python's standard library alone."""
+"""Runs the steps of one part on a machine with a GPU: run.py --part 1|2. Each step has its own time limit and its own
+log, and none stops the next. After each step it writes partN.json, partN.txt (for people) and partN-logs.txt into
+--out, so that what was learned is there whatever happens next. Needs Python's standard library alone."""
 
 import argparse
 import json
@@ -113,7 +113,7 @@ def run(step: Step, surroundings: "dict[str, str]", kept: Path, seconds: float) 
 
 
 def read(text: str, well: bool) -> dict:
-    """What a log tells: its figures, which are lines of JSON behind `result: `, its warnings, and its end if it failed."""
+    """A log's figures (lines of JSON behind `result: `), its warnings, and its end if the step failed."""
     lines, figures = text.splitlines(), []
     for line in lines:
         if line.startswith("result: "):

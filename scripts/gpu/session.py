@@ -1,6 +1,6 @@
-"""Sessions of `elastic_agent.torch` that sum over NCCL, between three processes on one GPU as in nccl.py: one node dies and
-comes back, and a worker is killed. Then what a session costs beside plain PyTorch: session.py AGENT WORKER [--device cpu]
-[--nccl-library FILE] [--small]. WORKER is the script trains_by_nccl.py."""
+"""Sessions of `elastic_agent.torch` that sum over NCCL, between three processes on one GPU as in nccl.py: one node
+dies and comes back, and a worker is killed. Then what a session costs beside plain PyTorch: session.py AGENT WORKER
+[--device cpu] [--nccl-library FILE] [--small]. WORKER is the script trains_by_nccl.py."""
 
 import argparse
 import json
@@ -51,7 +51,8 @@ def disturbed(options: argparse.Namespace, steps: int, wanted: float) -> None:
         begun = time.monotonic()
         time.sleep(1)
         done = traced(job.trace)[-1]["step"] - first["step"]
-        result(after="start", **{"steps a second": round(done / (time.monotonic() - begun), 1), "over NCCL": first["nccl"]})
+        speed = round(done / (time.monotonic() - begun), 1)
+        result(after="start", **{"steps a second": speed, "over NCCL": first["nccl"]})
         kept = until("a worker of a", lambda: job.worker("a"))
         job.after("SIGKILL of an agent, and so of its worker", lambda: job.agents["c"].kill(), 2)
         job.agents["c"].wait()

@@ -1,5 +1,5 @@
-"""What is run on a machine with a GPU, in this order: part 1 answers whether it works and how fast it is, part 2 what takes
-a closer look. run.py runs it."""
+"""What is run on a machine with a GPU, in this order: part 1 answers whether it works and how fast it is, part 2 what
+takes a closer look. run.py runs it."""
 
 import importlib.util
 import sys

@@ -70,7 +70,8 @@ fn idle(etcd: &EtcdServer) -> Result<()> {
     std::thread::sleep(IDLE);
     let busy = (cpu(pid)? + cpu(guard)? - before) / IDLE.as_secs_f64() * 100.0;
     println!(
-        "idle agent: {:.1} MiB, guard {:.1} MiB (proportional set size); peak of the agent {:.1} MiB; {busy:.2} % of a core",
+        "idle agent: {:.1} MiB, guard {:.1} MiB (proportional set size); peak of the agent {:.1} MiB; {busy:.2} % of a \
+         core",
         pss(pid)?,
         pss(guard)?,
         status_kib(pid, "VmHWM:")? / 1024.0
@@ -131,7 +132,8 @@ struct Started {
 fn start(etcd: &EtcdServer, job: &str, node: &str, nodes: u32, workers: u32, dir: &Path) -> Result<Child> {
     // The agent makes one dollar of two, as torchrun does.
     let script = format!(
-        "echo $$$$ $(date +%s%N) > {0}/tmp-$ELASTIC_ROUND-$RANK; mv {0}/tmp-$ELASTIC_ROUND-$RANK {0}/$ELASTIC_ROUND-$RANK; exec sleep 1000",
+        "echo $$$$ $(date +%s%N) > {0}/tmp-$ELASTIC_ROUND-$RANK; mv {0}/tmp-$ELASTIC_ROUND-$RANK \
+         {0}/$ELASTIC_ROUND-$RANK; exec sleep 1000",
         dir.display()
     );
     let child = Command::new(binary("elastic-agent"))

@@ -53,6 +53,7 @@ async fn timed<T>(runs: usize, mut run: impl AsyncFnMut() -> Result<T>) -> Resul
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one scenario, step after step")]
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<()> {
     let sizes: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();

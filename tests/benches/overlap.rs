@@ -1,6 +1,6 @@
-//! What it is worth to sum a step's gradient while the backward pass continues: two workers on a thread each, with a GPT, on
-//! loopback and over a slower network, with buckets of several sizes in turns. Run by `make bench`; the slower networks
-//! need root, for namespaces of their own.
+//! What it is worth to sum a step's gradient while the backward pass continues: two workers on a thread each, with a
+//! GPT, on loopback and over a slower network, with buckets of several sizes in turns. Run by `make bench`; the slower
+//! networks need root, for namespaces of their own.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 

@@ -99,6 +99,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+#[expect(clippy::too_many_lines, reason = "one scenario, step after step")]
 async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
     let connect = || anyhow::Ok(EtcdStore::connect(EtcdConfig::new([etcd.address()]))?);
     let leader = Rack::start()?;

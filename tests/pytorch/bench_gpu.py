@@ -155,7 +155,8 @@ def compare(case, name, unit, flags, epochs, units, steps, bf16, model, data):
                     rates[way].append(theirs.rate(units, steps))
                     tell(case, way, unit, rates)
                 except Exception as error:
-                    print(f"  PyTorch, {way}, is not possible: {(str(error).splitlines() or [repr(error)])[0]}", flush=True)
+                    why = (str(error).splitlines() or [repr(error)])[0]
+                    print(f"  PyTorch, {way}, is not possible: {why}", flush=True)
                 theirs = None
                 if on_gpu:
                     torch.cuda.empty_cache()
@@ -195,7 +196,8 @@ def gpt(case, windows, shards, steps, bf16, size):
     data = lambda: tuple(torch.randint(vocabulary, (windows, context)) for _ in range(2))
     numbers = "bf16" if bf16 else "f32"
     name = f"GPT of {layers} layers, width {width}, {numbers}, {windows} windows of {context} in {shards} shards"
-    return compare(case, name, "tokens", flags, FIRST + steps + BEYOND, windows * context, steps, bf16, lambda: Gpt(*size), data)
+    all_steps, tokens = FIRST + steps + BEYOND, windows * context
+    return compare(case, name, "tokens", flags, all_steps, tokens, steps, bf16, lambda: Gpt(*size), data)
 
 
 GPT2 = (50257, 1024, 12, 12, 768)

@@ -3,8 +3,8 @@ and DistributedDataParallel that elastic-agent or torchrun starts anew. The mode
 
     .torchft/bin/python tests/pytorch/bench_kills.py [MEANS ...] [--replicas 4] [--every 15 60] [--kills 4]
 
-`make bench-torchft` builds what it needs. AGENT names elastic-agent, and etcd must be on the PATH. What is printed of each
-means:
+`make bench-torchft` builds what it needs. AGENT names elastic-agent, and etcd must be on the PATH. What is printed of
+each means:
 
 - undisturbed: steps a second, and samples;
 - next step: the time from a kill until a group without the killed one has done a step;
@@ -241,7 +241,9 @@ def measure(name: str, contender: Contender) -> None:
         print(f"  next step after a kill {spread(soon)}, of {len(soon)} of {TRIALS} kills")
     if joined := joins(contender):
         print(f"  joins {spread(joined)}, of {len(joined)}")
-    print(f"  two steps after a kill {spread(after)}; whole again {spread(back)}, longest pause meanwhile {spread(pauses)}")
+    print(
+        f"  two steps after a kill {spread(after)}; whole again {spread(back)}, longest pause meanwhile {spread(pauses)}"
+    )
     for every in arguments.every:
         wait("all train again", lambda since=time.monotonic(): whole(contender, since))
         begun = time.monotonic()

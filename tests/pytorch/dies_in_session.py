@@ -1,6 +1,6 @@
-"""Trains a small GPT, or with the word `conv` a small convolutional net, in a Session, and dies in that very moment that the
-test has ordered: in the midst of a forward pass, of a sum, of a copy, and the like. With `nccl=FILE` sums go over that
-stand-in for NCCL.
+"""Trains a small GPT, or with the word `conv` a small convolutional net, in a Session, and dies in that very moment
+that the test has ordered: in the midst of a forward pass, of a sum, of a copy, and the like. With `nccl=FILE` sums go
+over that stand-in for NCCL.
 
 An order is JSON in the file `order`: `number`, `phase`, `step` (the first to die in), `workers` and `agents` (the nodes
 that lose their worker, or their agent), `signal`. It is carried out once on each of these nodes.

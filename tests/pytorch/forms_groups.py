@@ -1,5 +1,6 @@
 """Three ranks form many groups, one after the other, and lose some of them in every way. In the end no thread, no
-socket and no other descriptor is left over. A connection that the script opens while a group waits for a rank is let be."""
+socket and no other descriptor is left over. The groups leave the script's own
+connections open."""
 
 import os
 import random

@@ -24,7 +24,7 @@ def built(seed):
 
 
 def train(model, broken=lambda session: False):
-    """Two epochs, whose last step has fewer samples than there are ranks. Returns the steps in the order they were begun."""
+    """Two epochs, whose last step has fewer samples than there are ranks. Returns the steps in order."""
     pixels = torch.linspace(-1, 1, SAMPLES * 5, dtype=torch.float64).reshape(SAMPLES, 5).sin()
     dataset = TensorDataset(pixels, torch.arange(SAMPLES) % 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -35,7 +35,8 @@ def report_start() -> None:
 
 def trace(event: str, **facts) -> None:
     """Adds to the trace."""
-    _append("trace", json.dumps({"event": event, "node": NODE, "round": ROUND, "rank": RANK, "size": WORLD_SIZE, **facts}))
+    place = {"node": NODE, "round": ROUND, "rank": RANK, "size": WORLD_SIZE}
+    _append("trace", json.dumps({"event": event, **place, **facts}))
 
 
 def is_set(word: str) -> bool:

@@ -12,7 +12,8 @@ import harness  # noqa: E402
 
 harness.report_start()
 while True:
-    harness.trace("placed", place=place, pid=os.getpid(), master_port=os.environ["MASTER_PORT"], again=elastic_agent.assignment() == place)
+    again = elastic_agent.assignment() == place
+    harness.trace("placed", place=place, pid=os.getpid(), master_port=os.environ["MASTER_PORT"], again=again)
     while not elastic_agent.forming():
         if harness.is_set("finish"):
             harness.exit_now()

@@ -1,5 +1,5 @@
-"""What holds for snapshots in one process: what a state comes back as, that a torn or damaged copy never counts, and which
-one ranks choose. Needs no agent."""
+"""What holds for snapshots in one process: what a state comes back as, that a torn or damaged copy never counts, and
+which one ranks choose. Needs no agent."""
 
 import copy
 import io
@@ -208,14 +208,15 @@ class Choices(unittest.TestCase):
         def of(*steps):
             return [Offer(step, 1, False, 0, 2) for step in steps]
 
+        older = "the newest snapshot in memory is of step 4, and a checkpoint is of step 6"
         cases = [
             ([[], []], None, 0, Choice("nothing", why="no rank holds a snapshot")),
             ([[], []], 7, 0, Choice("checkpoint", 7, why="no rank holds a snapshot")),
             ([of(4, 3), of(5, 4)], None, 0, Choice("memory", 5, 1, 1)),
             ([of(5), of(5)], 5, 0, Choice("memory", 5, 1, 0)),
             ([[], of(4), []], 3, 0, Choice("memory", 4, 1, 1)),
-            ([of(4), []], 6, 0, Choice("checkpoint", 6, why="the newest snapshot in memory is of step 4, and a checkpoint is of step 6")),
-            ([of(4), []], 3, 6, Choice("nothing", why="the newest snapshot in memory is of step 4, and a checkpoint is of step 6")),
+            ([of(4), []], 6, 0, Choice("checkpoint", 6, why=older)),
+            ([of(4), []], 3, 6, Choice("nothing", why=older)),
         ]  # fmt: skip
         for offers, committed, newer_than, expected in cases:
             self.assertEqual(choose(offers, committed, newer_than), expected)
@@ -341,7 +342,11 @@ class Folders(unittest.TestCase):
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.state = {
             "step": 7,
-            "model": {"odd": torch.arange(35.0).view(5, 7), "short": torch.arange(3).bfloat16(), "buffer": torch.tensor(4)},
+            "model": {
+                "odd": torch.arange(35.0).view(5, 7),
+                "short": torch.arange(3).bfloat16(),
+                "buffer": torch.tensor(4),
+            },
             "optimizer": {"state": {0: {"step": torch.tensor(7.0)}}, "groups": [{"lr": 0.1}]},
             "empty": torch.empty(0, 3),
         }

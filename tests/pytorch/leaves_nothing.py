@@ -1,5 +1,5 @@
-"""Trains in a Session whose loader has processes of its own, and breaks its group in every third step. After the first step of
-each round it tells what this process has: descriptors, threads, children. It ends when the test says so."""
+"""Trains in a Session whose loader has processes of its own, and breaks its group in every third step. After the
+first step of each round it tells what this process has: descriptors, threads, children. It ends when the test says so."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Ranks that are processes of one test, without agents. What an agent says is simulated here: a round forms whenever a rank asks
-for one."""
+"""Ranks that are processes of one test, without agents. What an agent says is simulated here: a round forms whenever
+a rank asks for one."""
 
 import os
 import sys
@@ -44,7 +44,7 @@ def alone():
 
 
 def run(count, rank, seconds=40):
-    """Calls `rank` with each number below `count`, in a process of its own. The test fails if one fails, or does not end."""
+    """Calls `rank` with each number below `count`, in a process of its own. The test fails if one fails or hangs."""
     children = []
     for number in range(count):
         child = os.fork()

@@ -1,5 +1,5 @@
-"""Three ranks train by the stand-in for NCCL: undisturbed, when the group is cut in a step, when NCCL fails, hangs, cannot
-connect, or is not asked for. All end as one rank alone does. Usage: sums_by_nccl.py PORT LIBRARY"""
+"""Three ranks train by the stand-in for NCCL: undisturbed, when the group is cut in a step, when NCCL fails, hangs,
+cannot connect, or is not asked for. All end as one rank alone does. Usage: sums_by_nccl.py PORT LIBRARY"""
 
 import contextlib
 import io
@@ -111,7 +111,8 @@ def unconnected(number):
     with contextlib.redirect_stderr(io.StringIO()) as said:
         parameters, by_nccl = train(number)
     assert not any(by_nccl), by_nccl
-    assert "summed over gloo, through the hosts: NCCL could not connect rank 0, 1, 2: " in said.getvalue(), said.getvalue()
+    why = "summed over gloo, through the hosts: NCCL could not connect rank 0, 1, 2: "
+    assert why in said.getvalue(), said.getvalue()
     assert said.getvalue().count("over gloo") == 1, said.getvalue()
     return parameters
 

@@ -1,7 +1,7 @@
-"""Trains a small network in a Session, and tells which samples each step used. It ends with the epoch that the test names,
-and writes checkpoints if the test has made a folder for them. With the word `stateful` it reads by torchdata's
-StatefulDataLoader, where that is installed, in processes that read ahead; with `shards`, from shards that it can only read
-from their beginnings. With `rank-batch` steps have a size for each rank. With `sharded` each node's
+"""Trains a small network in a Session, and tells which samples each step used. It ends with the epoch that the test
+names, and writes checkpoints if the test has made a folder for them. With the word `stateful` it reads by torchdata's
+StatefulDataLoader, where that is installed, in processes that read ahead; with `shards`, from shards that it can only
+read from their beginnings. With `rank-batch` steps have a size for each rank. With `sharded` each node's
 workers hold one replica together."""
 
 import os

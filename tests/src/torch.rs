@@ -97,8 +97,8 @@ impl Torch {
         command
     }
 
-    /// A command that runs torchrun. It runs the module, since the script beside the interpreter names the path it was made
-    /// at.
+    /// A command that runs torchrun. It runs the module, since the script beside the interpreter names the path it was
+    /// made at.
     pub fn torchrun(&self) -> Command {
         let mut command = self.command();
         command.args(["-m", "torch.distributed.run"]);

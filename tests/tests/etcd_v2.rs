@@ -311,7 +311,7 @@ async fn only_the_right_password_opens() {
         });
         client(config)
     };
-    for wrong in [None, Some(("trainer", "guess")), Some(("nobody", "secret"))] {
+    for wrong in [None, Some(("trainer", "guess")), Some(("stranger", "secret"))] {
         let error = as_user(wrong).request(put("/p/a", "1", Only::Always)).await.unwrap_err();
         assert!(matches!(error, StoreError::Denied { .. }), "{wrong:?}: {error}");
     }
@@ -327,7 +327,8 @@ async fn admin(address: &str, path: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     // root:root-secret
     let request = format!(
-        "PUT {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Basic cm9vdDpyb290LXNlY3JldA==\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        "PUT {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Basic cm9vdDpyb290LXNlY3JldA==\r\nContent-Type: \
+         application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(request.as_bytes()).await.unwrap();

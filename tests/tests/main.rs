@@ -9,7 +9,7 @@
 //! | `frameworks` | Transformers, Lightning and Accelerate, under kills: `make test-frameworks` |
 //! | `hostile` | what a client without rights can do to the ports of an agent and of a coordinator |
 //! | `launchers` | PyTorch's own cases for launchers, on the agent and on torchrun |
-//! | `linearizable` | whether what clients of a store see under faults could come from one that does one thing at a time |
+//! | `linearizable` | whether what clients see under faults could come from a store that does one thing at a time |
 //! | `operator` | `elastic-coordinator` and `elasticctl` as users run them |
 //! | `operator_doctor` | what `elasticctl doctor` says of servers that are well, dead, full, foreign or strict |
 //! | `packaging` | what `make dist` makes, installed and run where nothing else is |

@@ -1,5 +1,5 @@
-"""`python -m elastic_agent.accelerate launch ...`: Accelerate's command, whose workers elastic-agent runs. Accelerate begins
-torchrun by a call in its own process, which no command of that name can stand in for."""
+"""`python -m elastic_agent.accelerate launch ...`: Accelerate's command, whose workers elastic-agent runs. Accelerate
+begins torchrun by a call in its own process, which no command of that name can stand in for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The batches of a job whose number of workers changes: each step's batch has one size for the whole group, which the ranks
-divide, or one for each rank."""
+"""The batches of a job whose number of workers changes: each step's batch has one size for the whole group, which the
+ranks divide, or one for each rank."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .shards import Shards
 class ElasticBatchSampler:
     """Divides every epoch into global batches, and each of those among the ranks, however many there are.
 
-    A step trains on `global_batch` samples, whatever the number of ranks: so the learning rate need not change with it. Or
-    it trains on `rank_batch` samples for each rank there is, so that a larger group does larger steps.
+    A step trains on `global_batch` samples, whatever the number of ranks: so the learning rate need not change with
+    it. Or it trains on `rank_batch` samples for each rank there is, so that a larger group does larger steps.
     The order of an epoch depends only on `seed` and the epoch, and the position only on the number of steps. So a group
     of any size continues where another stopped, and each sample belongs to exactly one step of an epoch. The order is
     computed sample by sample, in two millionths of a second each: no list of all samples is made.
@@ -47,13 +47,17 @@ class ElasticBatchSampler:
         """
         self.length = dataset if isinstance(dataset, int) else len(dataset)
         if (global_batch is None) == (rank_batch is None):
-            raise ValueError("give global_batch, the samples of a step in the whole group, or rank_batch, those of each rank")
+            raise ValueError(
+                "give global_batch, the samples of a step in the whole group, or rank_batch, those of each rank"
+            )
         if any(batch is not None and batch < 1 for batch in (global_batch, rank_batch, micro_batch)):
             raise ValueError("global_batch, rank_batch and micro_batch count samples: they are 1 or more")
         if rank_batch is not None and drop_last:
             raise ValueError("drop_last needs global_batch: with rank_batch, what a full step is changes with the group")
         if rank_batch is not None and isinstance(dataset, Shards):
-            raise ValueError("shards need global_batch: with rank_batch, who reads which shard would change with the group")
+            raise ValueError(
+                "shards need global_batch: with rank_batch, who reads which shard would change with the group"
+            )
         if self.length < (global_batch or 1 if drop_last else 1):
             raise ValueError(f"a dataset of {self.length} samples does not fill a batch of {global_batch}")
         self._fixed, self.rank_batch = global_batch, rank_batch

@@ -1,5 +1,5 @@
-"""Runs a function on the workers of an elastic-agent, from Python: what torch.distributed.launcher's `elastic_launch` does,
-such as in a notebook. PyTorch is not needed."""
+"""Runs a function on the workers of an elastic-agent, from Python: what torch.distributed.launcher's `elastic_launch`
+does, such as in a notebook. PyTorch is not needed."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class elastic_launch:
         config = LaunchConfig(1, 4, 8, run_id="JOB", rdzv_backend="etcd", rdzv_endpoint="etcd0:2379")
         losses = elastic_launch(config, train)(epochs=10)
 
-    config: PyTorch's `LaunchConfig`, or anything with fields of these names. entrypoint: a function that processes of their
-    own can load: from a module, from the script that is running, or, where `cloudpickle` is installed, from a notebook. Or
-    the path of a program.
+    config: PyTorch's `LaunchConfig`, or anything with fields of these names. entrypoint: a function that processes of
+    their own can load: from a module, from the script that is running, or, where `cloudpickle` is installed, from a
+    notebook. Or the path of a program.
 
-    The call returns what the function returned on this node's workers, by global rank; None from each, if it is a program.
-    It raises LaunchError if the job fails. Ctrl-C, or a notebook's interrupt, stops the job's node as Ctrl-C stops the
-    program `elastic-agent`; the end of this process does, too.
+    The call returns what the function returned on this node's workers, by global rank; None from each, if it is a
+    program. It raises LaunchError if the job fails. Ctrl-C, or a notebook's interrupt, stops the job's node as Ctrl-C
+    stops the program `elastic-agent`; the end of this process does, too.
     """
 
     def __init__(self, config: Any, entrypoint: Callable[..., Any] | str) -> None:
@@ -143,7 +143,8 @@ def _run(command: list[str], error_file: pathlib.Path) -> int:
     agent = subprocess.Popen(
         command,
         env=environment,
-        # A terminal, or a notebook, interrupts all processes of a group at once. The agent would take ours for a second time.
+        # A terminal, or a notebook, interrupts all processes of a group at once. The agent would take ours for a
+        # second time.
         start_new_session=True,
         preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         errors="replace",

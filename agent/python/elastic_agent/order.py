@@ -46,8 +46,8 @@ class Permutation(Sequence[int]):
         while True:
             high, low = divmod(place, a)
             for first, second in self._keys:
-                # Both hashes are the last steps of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-                # Generators", 2014), written out: a call for each would double the time.
+                # Both hashes are the last steps of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom
+                # Number Generators", 2014), written out: a call for each would double the time.
                 mixed = high ^ first
                 mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
                 mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK

@@ -1,4 +1,5 @@
-"""`python -m elastic_agent.run`: the program `elastic-agent`, where a command names torchrun as `torch.distributed.run`."""
+"""`python -m elastic_agent.run`: the program `elastic-agent`, where a command names torchrun as
+`torch.distributed.run`."""
 
 from __future__ import annotations
 

@@ -94,8 +94,9 @@ class ElasticSampler:
 
 
 class ElasticDistributedSampler(ElasticSampler):
-    """`torch.distributed.elastic.utils.data.ElasticDistributedSampler` by its name and arguments, for scripts that have it
-    from TorchElastic. As there, every rank gets the same number of samples, for which some may be used twice at the end.
+    """`torch.distributed.elastic.utils.data.ElasticDistributedSampler` by its name and arguments, for scripts that
+    have it from TorchElastic. As there, every rank gets the same number of samples, for which some may be used twice
+    at the end.
 
     There, what is left after `start_index` is shuffled again, and so not what the first group has left: some samples of
     the epoch come again, others never. Here `start_index` is a position in one order.

@@ -1,5 +1,5 @@
-"""A dataset in shards that can only be read from their beginnings, such as tar files: read in long runs by each rank, however
-many ranks there are."""
+"""A dataset in shards that can only be read from their beginnings, such as tar files: read in long runs by each rank,
+however many ranks there are."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ class Shards:
         sampler = ElasticBatchSampler(shards, global_batch=256)
         loader = DataLoader(shards, batch_sampler=sampler, num_workers=2)
 
-    An epoch's shards, in an order of its own, are laid end to end and cut into lanes of one length. Each step takes as many
-    samples from each lane, and a rank always has the same lanes while the group does not change: so it reads its shards from
-    their beginnings on, side by side. After a change of the group it skips to where its new lanes are. No sample is left out
-    or read twice by that: which ones a step has depends on its number alone.
+    An epoch's shards, in an order of its own, are laid end to end and cut into lanes of one length. Each step takes
+    as many samples from each lane, and a rank always has the same lanes while the group does not change: so it reads
+    its shards from their beginnings on, side by side. After a change of the group it skips to where its new lanes
+    are. No sample is left out or read twice by that: which ones a step has depends on its number alone.
 
     Samples are mixed by the order of the shards and by the lanes, not within a shard: write them shuffled. A process of a
     DataLoader passes over the samples of the batches that others load.
     """
 
     def __init__(self, shards: Sequence[Any], lengths: Sequence[int], open: Callable[[Any], Iterable[Any]]) -> None:
-        """shards: whatever `open` takes. lengths: how many samples each has: a shard that ends sooner is an error. open: the
-        samples of a shard, from the first on; an iterator that has `close` is closed when it is no longer needed."""
+        """shards: whatever `open` takes. lengths: how many samples each has: a shard that ends sooner is an error.
+        open: the samples of a shard, from the first on; an iterator that has `close` is closed when it is no longer
+        needed."""
         if len(shards) != len(lengths):
             raise ValueError(f"there are {len(shards)} shards and {len(lengths)} lengths: give one for each")
         for shard, length in zip(shards, lengths):
@@ -58,7 +59,9 @@ class Shards:
         read, reader = self._reader(shard, wanted)
         found = next(itertools.islice(reader, wanted - read, None), self)
         if found is self:
-            raise ValueError(f"{self._shards[shard]} ends before sample {wanted}, and {self._lengths[shard]} were announced")
+            raise ValueError(
+                f"{self._shards[shard]} ends before sample {wanted}, and {self._lengths[shard]} were announced"
+            )
         if wanted + 1 < self._lengths[shard]:
             self._readers[shard, wanted + 1] = reader
         else:

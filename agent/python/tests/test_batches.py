@@ -110,7 +110,8 @@ class Histories(unittest.TestCase):
                     self.assertEqual(len(sampler), len(list(sampler)))
 
     def test_a_billion_samples_need_neither_memory_nor_time(self):
-        sampler = of_rank(2, 4, 10**9, 256, micro_batch=32, state=of_rank(0, 1, 10**9, 256).state_dict() | {"position": 256 * 10**6})
+        state = of_rank(0, 1, 10**9, 256).state_dict() | {"position": 256 * 10**6}
+        sampler = of_rank(2, 4, 10**9, 256, micro_batch=32, state=state)
         self.assertEqual(len(sampler), 2 * (10**9 - 256 * 10**6) // 256)
         batches = iter(sampler)
         self.assertEqual([len(next(batches)) for _ in range(2)], [32, 32])
@@ -121,7 +122,8 @@ class Histories(unittest.TestCase):
             of_rank(0, 1, 30, 8).load_state_dict(state)
 
     def test_sizes_that_make_no_sense_are_refused(self):
-        for arguments, options in [((10, 0), {}), ((10, 2), {"micro_batch": 0}), ((0, 2), {}), ((10, 20), {"drop_last": True})]:
+        wrong = [((10, 0), {}), ((10, 2), {"micro_batch": 0}), ((0, 2), {}), ((10, 20), {"drop_last": True})]
+        for arguments, options in wrong:
             with self.assertRaises(ValueError):
                 ElasticBatchSampler(*arguments, **options)
 

@@ -1,4 +1,5 @@
-"""The command line of a launch. Needs only the standard library; PyTorch's own LaunchConfig is read where it is installed."""
+"""The command line of a launch. Needs only the standard library; PyTorch's own LaunchConfig is read where it is
+installed."""
 
 import types
 import unittest

@@ -87,67 +87,15 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .infer_long_args(true)
         .args_override_self(true)
         .next_help_heading("Nodes and workers")
-        .arg(value("nnodes", "N|MIN:MAX", help::NNODES))
-        .arg(value("nproc-per-node", "N|auto|gpu|cpu|xpu", help::NPROC))
-        .arg(value("node-name", "NAME", help::NODE_NAME))
-        .arg(value("role", "NAME", help::ROLE))
-        .arg(value("numa-binding", "MODE", help::NUMA_BINDING))
-        .arg(switch("virtual-local-rank", help::VIRTUAL_LOCAL_RANK))
+        .args(nodes_and_workers())
         .next_help_heading("Rendezvous")
-        .arg(value("rdzv-backend", "etcd|etcd-v2|c10d|static", help::BACKEND))
-        .arg(value("rdzv-endpoint", "HOST[:PORT],…", help::ENDPOINT))
-        .arg(value("rdzv-id", "ID", help::ID))
-        .arg(value("rdzv-conf", "KEY=VALUE,…", help::CONF))
-        .arg(switch("standalone", help::STANDALONE).alias("with-etcd").alias("with_etcd"))
-        // These abbreviations are unique with torchrun, but not here beside --node-name. `re` of --redirects is such a
-        // case too, because of --restart-policy.
-        .arg(value("node-rank", "RANK", help::NODE_RANK).aliases(["node-", "node_"]))
-        .arg(value("master-addr", "HOST", help::MASTER_ADDR))
-        .arg(value("master-port", "PORT", help::MASTER_PORT))
-        .arg(value("local-addr", "HOST", help::LOCAL_ADDR))
-        .arg(value("peer-port", "[ADDRESS:]PORT", help::PEER_PORT))
-        .arg(value("peer-cert", "FILE", help::PEER_CERT))
-        .arg(value("peer-key", "FILE", help::PEER_KEY))
-        .arg(value("peer-ca", "FILE", help::PEER_CA))
-        .arg(switch("insecure", help::INSECURE))
-        .arg(switch("pin-interface", help::PIN_INTERFACE))
+        .args(rendezvous())
         .next_help_heading("Failures and restarts")
-        .arg(value("max-restarts", "N", help::MAX_RESTARTS))
-        .arg(value("restarts-without-progress", "N", help::RESTARTS_WITHOUT_PROGRESS))
-        .arg(value("exclude-after", "N", help::EXCLUDE_AFTER))
-        .arg(value("restart-policy", "failures|all", help::RESTART_POLICY))
-        .arg(value("on-store-loss", "wait|fence", help::ON_STORE_LOSS))
-        .arg(value("shutdown-timeout", "TIME", help::SHUTDOWN_TIMEOUT))
-        .arg(value("signals-to-handle", "NAME,…", help::SIGNALS))
-        .arg(value("drain-grace", "TIME", help::DRAIN_GRACE))
-        .arg(value("warm-up", "TIME", help::WARM_UP))
-        .arg(switch("preflight", help::PREFLIGHT))
-        .arg(value("preflight-command", "COMMAND", help::PREFLIGHT_COMMAND))
-        .arg(value("preflight-peer-bandwidth", "RATE", help::PREFLIGHT_PEER_BANDWIDTH))
-        .arg(value("preflight-timeout", "TIME", help::PREFLIGHT_TIMEOUT))
-        .arg(value("progress-timeout", "TIME", help::PROGRESS_TIMEOUT))
-        .arg(value("health-port", "[ADDRESS:]PORT", help::HEALTH_PORT))
-        .arg(value("monitor-interval", "SECONDS", help::MONITOR_INTERVAL))
+        .args(failures_and_restarts())
         .next_help_heading("Program")
-        .arg(switch("module", help::MODULE).short('m'))
-        .arg(switch("no-python", help::NO_PYTHON))
-        .arg(switch("run-path", help::RUN_PATH))
-        .arg(switch("use-env", help::USE_ENV).hide(dialect != Dialect::Launch))
-        .arg(value("start-method", "METHOD", help::START_METHOD))
+        .args(program(dialect))
         .next_help_heading("Logs")
-        .arg(value("log-dir", "DIR", help::LOG_DIR))
-        .arg(value("redirects", "STREAMS", help::REDIRECTS).short('r').alias("re"))
-        .arg(value("tee", "STREAMS", help::TEE).short('t'))
-        .arg(value("log-line-prefix-template", "TEXT", help::LOG_LINE_PREFIX))
-        .arg(value("local-ranks-filter", "RANK,…", help::LOCAL_RANKS_FILTER))
-        .arg(value("duplicate-stdout-filters", "WORD,…", help::DUPLICATE_STDOUT))
-        .arg(value("duplicate-stderr-filters", "WORD,…", help::DUPLICATE_STDERR))
-        .arg(value("log-rotate", "SIZE[:KEEP]", help::LOG_ROTATE))
-        .arg(value("log-attempts", "N", help::LOG_ATTEMPTS))
-        .arg(value("report", "text|json", help::REPORT))
-        .arg(Arg::new("verbose").long("verbose").short('v').action(ArgAction::Count).help(help::VERBOSE))
-        .arg(switch("json-logs", help::JSON_LOGS))
-        .arg(value("event-log-handler", "HANDLER", help::EVENT_LOG_HANDLER))
+        .args(logs())
         .next_help_heading("Other")
         // These abbreviations are unique with torchrun, but not here.
         .disable_help_flag(true)
@@ -158,6 +106,88 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         // Everything from the first positional argument on is the program's. A `--` before it is dropped, and later
         // ones are kept.
         .arg(Arg::new(PROGRAM).num_args(1..).trailing_var_arg(true).value_parser(ValueParser::os_string()).hide(true))
+}
+
+fn nodes_and_workers() -> Vec<Arg> {
+    vec![
+        value("nnodes", "N|MIN:MAX", help::NNODES),
+        value("nproc-per-node", "N|auto|gpu|cpu|xpu", help::NPROC),
+        value("node-name", "NAME", help::NODE_NAME),
+        value("role", "NAME", help::ROLE),
+        value("numa-binding", "MODE", help::NUMA_BINDING),
+        switch("virtual-local-rank", help::VIRTUAL_LOCAL_RANK),
+    ]
+}
+
+fn rendezvous() -> Vec<Arg> {
+    vec![
+        value("rdzv-backend", "etcd|etcd-v2|c10d|static", help::BACKEND),
+        value("rdzv-endpoint", "HOST[:PORT],…", help::ENDPOINT),
+        value("rdzv-id", "ID", help::ID),
+        value("rdzv-conf", "KEY=VALUE,…", help::CONF),
+        switch("standalone", help::STANDALONE).alias("with-etcd").alias("with_etcd"),
+        // These abbreviations are unique with torchrun, but not here beside --node-name. `re` of --redirects is such a
+        // case too, because of --restart-policy.
+        value("node-rank", "RANK", help::NODE_RANK).aliases(["node-", "node_"]),
+        value("master-addr", "HOST", help::MASTER_ADDR),
+        value("master-port", "PORT", help::MASTER_PORT),
+        value("local-addr", "HOST", help::LOCAL_ADDR),
+        value("peer-port", "[ADDRESS:]PORT", help::PEER_PORT),
+        value("peer-cert", "FILE", help::PEER_CERT),
+        value("peer-key", "FILE", help::PEER_KEY),
+        value("peer-ca", "FILE", help::PEER_CA),
+        switch("insecure", help::INSECURE),
+        switch("pin-interface", help::PIN_INTERFACE),
+    ]
+}
+
+fn failures_and_restarts() -> Vec<Arg> {
+    vec![
+        value("max-restarts", "N", help::MAX_RESTARTS),
+        value("restarts-without-progress", "N", help::RESTARTS_WITHOUT_PROGRESS),
+        value("exclude-after", "N", help::EXCLUDE_AFTER),
+        value("restart-policy", "failures|all", help::RESTART_POLICY),
+        value("on-store-loss", "wait|fence", help::ON_STORE_LOSS),
+        value("shutdown-timeout", "TIME", help::SHUTDOWN_TIMEOUT),
+        value("signals-to-handle", "NAME,…", help::SIGNALS),
+        value("drain-grace", "TIME", help::DRAIN_GRACE),
+        value("warm-up", "TIME", help::WARM_UP),
+        switch("preflight", help::PREFLIGHT),
+        value("preflight-command", "COMMAND", help::PREFLIGHT_COMMAND),
+        value("preflight-peer-bandwidth", "RATE", help::PREFLIGHT_PEER_BANDWIDTH),
+        value("preflight-timeout", "TIME", help::PREFLIGHT_TIMEOUT),
+        value("progress-timeout", "TIME", help::PROGRESS_TIMEOUT),
+        value("health-port", "[ADDRESS:]PORT", help::HEALTH_PORT),
+        value("monitor-interval", "SECONDS", help::MONITOR_INTERVAL),
+    ]
+}
+
+fn program(dialect: Dialect) -> Vec<Arg> {
+    vec![
+        switch("module", help::MODULE).short('m'),
+        switch("no-python", help::NO_PYTHON),
+        switch("run-path", help::RUN_PATH),
+        switch("use-env", help::USE_ENV).hide(dialect != Dialect::Launch),
+        value("start-method", "METHOD", help::START_METHOD),
+    ]
+}
+
+fn logs() -> Vec<Arg> {
+    vec![
+        value("log-dir", "DIR", help::LOG_DIR),
+        value("redirects", "STREAMS", help::REDIRECTS).short('r').alias("re"),
+        value("tee", "STREAMS", help::TEE).short('t'),
+        value("log-line-prefix-template", "TEXT", help::LOG_LINE_PREFIX),
+        value("local-ranks-filter", "RANK,…", help::LOCAL_RANKS_FILTER),
+        value("duplicate-stdout-filters", "WORD,…", help::DUPLICATE_STDOUT),
+        value("duplicate-stderr-filters", "WORD,…", help::DUPLICATE_STDERR),
+        value("log-rotate", "SIZE[:KEEP]", help::LOG_ROTATE),
+        value("log-attempts", "N", help::LOG_ATTEMPTS),
+        value("report", "text|json", help::REPORT),
+        Arg::new("verbose").long("verbose").short('v').action(ArgAction::Count).help(help::VERBOSE),
+        switch("json-logs", help::JSON_LOGS),
+        value("event-log-handler", "HANDLER", help::EVENT_LOG_HANDLER),
+    ]
 }
 
 /// The command line, and the environment that gives its defaults.

@@ -11,6 +11,7 @@ mod help;
 mod logs;
 mod peers;
 mod preflight;
+mod program;
 mod rendezvous;
 mod spare;
 #[cfg(test)]
@@ -18,7 +19,7 @@ mod tests;
 mod values;
 mod watch;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::time::Duration;
 
 use elastic_rendezvous::job::{JobId, OnStoreLoss, Protocols, Release, RestartPolicy, Spec, Timings};
@@ -30,9 +31,8 @@ use crate::machine::preflight::PreflightOptions;
 use crate::output::events::EventHandler;
 use crate::output::logs::LogOptions;
 use crate::output::outcome::report::ReportForm;
-use crate::output::template;
 use crate::store::choice::StoreChoice;
-use crate::workers::command::{Program, ProgramKind};
+use crate::workers::command::Program;
 use crate::workers::signals::{self, Handled};
 use crate::workers::slots::WorkerCount;
 use crate::workers_store::rank0_port::StoreHost;
@@ -220,63 +220,28 @@ pub fn completion(shell: &str) -> Option<String> {
 
 fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> {
     refuse_logs_specs(settings)?;
-    let mut warnings = Vec::new();
-    let mut nodes = settings.parsed("nnodes", values::nodes)?.unwrap_or(NodeRange { min: 1, max: 1 });
+    let nodes = settings.parsed("nnodes", values::nodes)?.unwrap_or(NodeRange { min: 1, max: 1 });
     let conf = settings.text("rdzv-conf")?.map(|setting| conf::parse(&setting)).transpose()?.unwrap_or_default();
-    warnings.extend(conf.warnings.iter().cloned());
+    let mut warnings = conf.warnings.clone();
     let peers = peers::read(settings)?;
     let ResolvedRendezvous { rendezvous, place } = rendezvous::resolve(settings, nodes, &conf, &peers, &mut warnings)?;
-    if rendezvous == StoreChoice::Standalone && nodes.max > 1 {
-        warnings.push(format!("--standalone runs one node: --nnodes={nodes} is taken as 1"));
-        nodes.max = 1;
-    }
-    if place.is_some() && nodes.min < nodes.max {
-        warnings.push(format!("--rdzv-backend=static is of a fixed size: --nnodes={nodes} is taken as {}", nodes.max));
-        nodes.min = nodes.max;
-    }
-    let local_addr = settings.parsed("local-addr", values::address)?;
-    // With static, node 0 is reached at the address that --master-addr gives.
-    let named = match &rendezvous {
-        StoreChoice::Hosted { endpoint, .. } if place == Some(0) => Some(endpoint.host.clone()),
-        _ => None,
-    };
-    let (handled, passed_over) =
-        signals::parse(settings.text("signals-to-handle")?.as_ref().map_or(signals::DEFAULT, |setting| &setting.value));
-    warnings.extend(passed_over);
+    let nodes = fitting(nodes, &rendezvous, place, &mut warnings);
+    let local_addr = local_addr(settings, &rendezvous, place, &peers)?;
+    let handled = handled(settings, &mut warnings)?;
     let job = job(settings, &rendezvous, fresh, &mut warnings)?;
-    let mut timings = conf.timings;
-    timings.stop_grace = stop_grace(settings)?.unwrap_or(timings.stop_grace);
-    timings.drain_grace =
-        settings.parsed("drain-grace", values::duration)?.or(conf.drain_grace).unwrap_or(timings.stop_grace);
-    if rendezvous == StoreChoice::Standalone {
-        timings.lease_ttl = ALONE;
-    }
+    let timings = timings(settings, &conf, &rendezvous)?;
     // By default, half of the time is left for workers that must be stopped after all.
     let quiesce_timeout = conf.quiesce_timeout.unwrap_or(timings.stop_grace / 2).min(timings.stop_grace);
     without_effect(settings)?;
     let logs = logs::logs(settings)?;
     let watch = watch::read(settings, &logs, &mut warnings)?;
-    let program = program(settings)?;
+    let program = program::read(settings)?;
     let restarts_without_progress = settings.parsed("restarts-without-progress", |text| values::count(text, 1))?;
     let exclude_after = settings.parsed("exclude-after", |text| values::count(text, 0))?;
     let preflight = preflight::read(settings)?;
+    let counts = [("restarts-without-progress", restarts_without_progress), ("exclude-after", exclude_after)];
     if matches!(rendezvous, StoreChoice::Etcd { v2: true, .. }) {
-        if preflight.peer_bandwidth.is_some() {
-            let why = "where a node cannot check who asks it to send";
-            warnings.push(format!("--preflight-peer-bandwidth has no effect on etcd's v2 API, {why}"));
-        }
-        if peers.tls.is_some() {
-            warnings.push(
-                "--peer-cert protects only the health port on etcd's v2 API, where agents do not speak with each other"
-                    .into(),
-            );
-        }
-        let given = [("restarts-without-progress", restarts_without_progress), ("exclude-after", exclude_after)];
-        warnings.extend(
-            given.iter().filter(|(_, value)| value.is_some()).map(|(flag, _)| {
-                format!("--{flag} has no effect on etcd's v2 API, where each agent counts for itself")
-            }),
-        );
+        warn_of_v2(&preflight, &peers, &counts, &mut warnings);
     }
     let options = Options {
         dialect: settings.dialect,
@@ -309,12 +274,12 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         signals: handled,
         signals_named: settings.text("signals-to-handle")?.is_some(),
         events: settings.parsed("event-log-handler", events)?.unwrap_or_default(),
-        warm_up: warm_up(settings, &logs, &program)?,
+        warm_up: program::warm_up(settings, &logs, &program)?,
         logs,
         preflight,
         watch,
         report: logs::report(settings)?,
-        local_addr: local_addr.or(named).or_else(|| peers.advertised()),
+        local_addr,
         pin_interface: settings.switch("pin-interface")?,
         peers,
         log_level: log_level(settings, &mut warnings)?,
@@ -322,51 +287,83 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         program,
         warnings,
     };
-    match options.spec().check() {
-        Ok(()) => Ok(options),
-        Err(error) => Err(Refusal::new(error.to_string(), "see elastic-agent --help").of("--rdzv-conf")),
-    }
+    let checked = options.spec().check();
+    checked.map_err(|error| Refusal::new(error.to_string(), "see elastic-agent --help").of("--rdzv-conf"))?;
+    Ok(options)
 }
 
-fn warm_up(settings: &Settings<'_>, logs: &LogOptions, program: &Program) -> Result<Option<Duration>, UsageError> {
-    let limit = settings.parsed("warm-up", values::duration)?.filter(|limit| !limit.is_zero());
-    let knows_rank = |text: &OsStr| template::mentions(text, "rank");
-    let prefix = logs.prefix.as_deref().map(OsStr::new);
-    if limit.is_some() && program.args.iter().map(OsString::as_os_str).chain(prefix).any(knows_rank) {
-        let cause = "a worker that starts before its round has no rank yet, and ${rank} is asked for";
-        return Err(Refusal::new(cause, "use ${local_rank}, or leave one of them out").of("--warm-up"));
+/// The number of nodes that this way to meet allows.
+fn fitting(
+    mut nodes: NodeRange,
+    rendezvous: &StoreChoice,
+    place: Option<u32>,
+    warnings: &mut Vec<String>,
+) -> NodeRange {
+    if *rendezvous == StoreChoice::Standalone && nodes.max > 1 {
+        warnings.push(format!("--standalone runs one node: --nnodes={nodes} is taken as 1"));
+        nodes.max = 1;
     }
-    Ok(limit)
+    if place.is_some() && nodes.min < nodes.max {
+        warnings.push(format!("--rdzv-backend=static is of a fixed size: --nnodes={nodes} is taken as {}", nodes.max));
+        nodes.min = nodes.max;
+    }
+    nodes
 }
 
-fn program(settings: &Settings<'_>) -> Result<Program, UsageError> {
-    let kind = match (settings.switch("module")?, settings.switch("no-python")?) {
-        // As with torchrun, this flag takes precedence over both others.
-        _ if settings.switch("run-path")? => ProgramKind::RunPath,
-        (false, false) => ProgramKind::Script,
-        (true, false) => ProgramKind::Module,
-        (false, true) => ProgramKind::Executable,
-        (true, true) => {
-            let cause = "it cannot be used with --module, which needs Python";
-            return Err(Refusal::new(cause, "keep one of them").of("--no-python"));
-        }
+fn local_addr(
+    settings: &Settings<'_>,
+    rendezvous: &StoreChoice,
+    place: Option<u32>,
+    peers: &PeerOptions,
+) -> Result<Option<String>, UsageError> {
+    let given = settings.parsed("local-addr", values::address)?;
+    // With static, node 0 is reached at the address that --master-addr gives.
+    let named = match rendezvous {
+        StoreChoice::Hosted { endpoint, .. } if place == Some(0) => Some(endpoint.host.clone()),
+        _ => None,
     };
-    let tells_rank = settings.dialect == Dialect::Launch && !settings.switch("use-env")?;
-    if tells_rank && kind == ProgramKind::Executable {
-        let cause = "the agent would pass --local-rank, which only a Python script is expected to read";
-        return Err(Refusal::new(cause, "add --use-env").of("--no-python"));
+    Ok(given.or(named).or_else(|| peers.advertised()))
+}
+
+fn handled(settings: &Settings<'_>, warnings: &mut Vec<String>) -> Result<Vec<Handled>, UsageError> {
+    let given = settings.text("signals-to-handle")?;
+    let (handled, passed_over) = signals::parse(given.as_ref().map_or(signals::DEFAULT, |setting| &setting.value));
+    warnings.extend(passed_over);
+    Ok(handled)
+}
+
+fn timings(settings: &Settings<'_>, conf: &conf::Conf, rendezvous: &StoreChoice) -> Result<Timings, UsageError> {
+    let mut timings = conf.timings;
+    timings.stop_grace = stop_grace(settings)?.unwrap_or(timings.stop_grace);
+    timings.drain_grace =
+        settings.parsed("drain-grace", values::duration)?.or(conf.drain_grace).unwrap_or(timings.stop_grace);
+    if *rendezvous == StoreChoice::Standalone {
+        timings.lease_ttl = ALONE;
     }
-    let local_rank = tells_rank.then(|| OsString::from("--local-rank=${local_rank}"));
-    let mut words = settings.program().into_iter();
-    match words.next().filter(|name| !name.is_empty()) {
-        Some(name) => Ok(Program { kind, name, args: local_rank.into_iter().chain(words).collect() }),
-        None => Err(Refusal::new(
-            "no program is named",
-            "put the script after the flags, for example elastic-agent --standalone train.py; see --help",
-        )
-        .syntax()
-        .of("PROGRAM")),
+    Ok(timings)
+}
+
+/// Warns of flags that have no effect, or less, on etcd's v2 API.
+fn warn_of_v2(
+    preflight: &PreflightOptions,
+    peers: &PeerOptions,
+    counts: &[(&str, Option<u32>)],
+    warnings: &mut Vec<String>,
+) {
+    if preflight.peer_bandwidth.is_some() {
+        let why = "where a node cannot check who asks it to send";
+        warnings.push(format!("--preflight-peer-bandwidth has no effect on etcd's v2 API, {why}"));
     }
+    if peers.tls.is_some() {
+        warnings.push(
+            "--peer-cert protects only the health port on etcd's v2 API, where agents do not speak with each other"
+                .into(),
+        );
+    }
+    let given = counts.iter().filter(|(_, value)| value.is_some());
+    warnings.extend(
+        given.map(|(flag, _)| format!("--{flag} has no effect on etcd's v2 API, where each agent counts for itself")),
+    );
 }
 
 fn job(

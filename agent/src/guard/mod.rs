@@ -13,10 +13,14 @@
 //! | what ends | what follows |
 //! |---|---|
 //! | a worker | SIGCHLD wakes the guard, which tells the agent at once |
-//! | the agent, in any way | the socket ends: SIGKILL to the whole tree; when the last process is reaped the held descriptors (listening socket, lock files) close, so a refused connection proves that the tree is gone |
-//! | the agent's time (frozen, store lost) | the deadline passes, on CLOCK_BOOTTIME, suspend included: SIGKILL to the whole tree |
-//! | the guard | PDEATHSIG ends the workers; what they started reparents to the agent, which ends it and reports the loss |
-//! | both at once | PDEATHSIG ends the workers and whatever shares their fate; a stray in its own session survives. Only a cgroup or a container can end that one |
+//! | the agent, in any way | the socket ends, and the guard sends SIGKILL to the whole tree |
+//! | the agent's time (frozen, store lost) | the deadline passes on CLOCK_BOOTTIME: SIGKILL to the whole tree |
+//! | the guard | PDEATHSIG ends the workers; the agent adopts and ends what they started, and reports the loss |
+//! | both at once | PDEATHSIG ends the workers; a stray in its own session survives |
+//!
+//! When the guard has reaped the last process, the held descriptors (listening socket, lock files) close. So a refused
+//! connection proves that the tree is gone. CLOCK_BOOTTIME counts the time in suspend too. Only a cgroup or a container
+//! can end a stray that outlived both.
 //!
 //! The guard forks the workers itself, for two reasons. Only descendants of the subreaper reparent to it. And PDEATHSIG
 //! follows the *thread* that forked: the guard has one thread, which never ends before the guard.

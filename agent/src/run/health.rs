@@ -1,5 +1,5 @@
-//! The agent's health, told over HTTP: `--health-port`; beyond loopback over mutual TLS, where the agent has that. The health of the whole job is shown by the coordinator
-//! and `elasticctl`.
+//! The agent's health, told over HTTP: `--health-port`; beyond loopback over mutual TLS, where the agent has that. The
+//! health of the whole job is shown by the coordinator and `elasticctl`.
 //!
 //! | path | answers |
 //! |---|---|
@@ -67,8 +67,8 @@ impl Health {
         Arc::new(Health { job, standing: watch::Sender::new(Standing::Before("starting".to_owned())) })
     }
 
-    /// Serves the health port at this address for as long as the agent runs. Others on this machine, such as a probe, need
-    /// no certificate.
+    /// Serves the health port at this address for as long as the agent runs. Others on this machine, such as a probe,
+    /// need no certificate.
     ///
     /// # Errors
     /// The port is taken or not allowed, or the address is not this machine's.

@@ -17,23 +17,29 @@ mod rounds;
 mod setup;
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use elastic_node::logs::READERS;
 use elastic_node::trust;
 use elastic_rendezvous::End;
-use elastic_rendezvous::job::Endpoint;
+use elastic_rendezvous::job::{Endpoint, Keys, NodeRecord, Spec};
+use elastic_store::Store;
 use elastic_store::tls::MutualTls;
 use tokio::sync::mpsc;
 
 use crate::cli::{Dialect, Options};
 use crate::guard::Guard;
+use crate::machine::address::Advertised;
 use crate::machine::gpu_watch::GpuWatch;
+use crate::machine::identity::{self, NodeIdentity};
+use crate::machine::preflight;
 use crate::machine::preflight::Joining;
-use crate::machine::{identity, preflight};
 use crate::output::logs::{self, Console, LogDir, LogReaders, Logs};
 use crate::output::outcome::report::Report;
 use crate::run::progress::JobProgress;
-use crate::store::backend;
+use crate::store::backend::{self, Backend};
+use crate::store::participation::JobPaths;
 use crate::workers::gpu_holders::GpuHolders;
 use crate::workers::group::LocalGroup;
 use crate::workers::lifecycle::WorkersLifecycle;
@@ -44,6 +50,7 @@ use crate::workers::watchdog::{TIMER_FILE, TimerFile, Watchdog};
 use ending::FLUSH;
 use health::{Health, Joined};
 use metrics::Metrics;
+use setup::{Variables, WorkersPlan};
 
 /// Takes part in the job that `options` describe, reports how it ended, and returns the process's exit code.
 pub(crate) async fn run_to_end(options: Options, guard: Guard, console: Console) -> u8 {
@@ -59,18 +66,19 @@ pub(crate) async fn run_to_end(options: Options, guard: Guard, console: Console)
     report.exit_code()
 }
 
-/// Does one step before the job is joined. Returns none if a signal told the agent to leave meanwhile.
-async fn unless_told<T>(
-    signals: &mut Signals,
-    step: impl Future<Output = anyhow::Result<T>>,
-) -> anyhow::Result<Option<T>> {
-    tokio::select! {
-        done = step => done.map(Some),
-        caught = signals.next() => {
-            tracing::warn!("{caught}: leaving before the job was joined");
-            Ok(None)
-        }
-    }
+/// What a node needs to join its job.
+struct Ready {
+    program: WorkersPlan,
+    hostname: String,
+    logs: Logs,
+    identity: NodeIdentity,
+    paths: JobPaths,
+    backend: Backend,
+    metrics: Option<Arc<Metrics>>,
+    /// The job's spec, as far as it is known before this node joins.
+    known: Spec,
+    address: Advertised,
+    env: Variables,
 }
 
 /// Takes part in the job, and returns how that ended. The error is a chain of causes that kept this node from taking
@@ -84,75 +92,110 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     for warning in &options.warnings {
         tracing::warn!("{warning}");
     }
-    let spec = options.spec();
-    spec.check()?;
+    options.spec().check()?;
     // This comes before all that may take a while: who waits lives.
     let tls = options.peers.tls.clone().map(MutualTls::follow).transpose().map_err(anyhow::Error::msg)?;
     let health = Health::of(options.job.to_string());
     if let Some(at) = options.watch.health {
         health.tell(at, tls.clone())?;
     }
-    let timings = spec.timings;
-    let program = setup::program(&options)?;
+    let ready = tokio::select! {
+        ready = prepare(&options, &health, tls.as_ref(), console) => ready?,
+        caught = signals.next() => {
+            tracing::warn!("{caught}: leaving before the job was joined");
+            return Ok(End::Drained);
+        }
+    };
+    join(&options, ready, guard, &health, tls, &mut signals, console).await
+}
+
+/// Makes what a node needs to join its job, and checks that it may join.
+async fn prepare(
+    options: &Options,
+    health: &Health,
+    tls: Option<&MutualTls>,
+    console: &Console,
+) -> anyhow::Result<Ready> {
+    let program = setup::program(options)?;
     let slots = program.slots;
     health.before("looking at this machine (--preflight)");
-    let fit = async { Ok(preflight::pass(&options.preflight, setup::preflight(&options, slots)).await?) };
-    let Some(()) = unless_told(&mut signals, fit).await? else { return Ok(End::Drained) };
+    preflight::pass(&options.preflight, setup::preflight(options, slots)).await?;
     let hostname = identity::hostname();
-    let logs = Logs::open(options.logs.clone(), setup::log_names(&options, &hostname), console.clone())?;
+    let logs = Logs::open(options.logs.clone(), setup::log_names(options, &hostname), console.clone())?;
 
     health.before("taking the node's name");
-    let claim = setup::claim_name(&options);
-    let Some(identity) = unless_told(&mut signals, claim).await? else { return Ok(End::Drained) };
-    let paths = setup::job_paths(&options);
+    let identity = setup::claim_name(options).await?;
+    let paths = setup::job_paths(options);
     health.before(setup::waits_for(&options.rendezvous));
-    let way = backend::Way { tls: tls.as_ref(), bind: options.peers.bind };
-    let open = async { Ok(backend::open(&options.rendezvous, &paths, way, timings.join_timeout).await?) };
-    let Some(mut backend) = unless_told(&mut signals, open).await? else { return Ok(End::Drained) };
+    let way = backend::Way { tls, bind: options.peers.bind };
+    let mut backend = backend::open(&options.rendezvous, &paths, way, options.timings.join_timeout).await?;
     // Without a port, no one can read metrics.
-    let metrics = options.watch.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name, tls.clone()));
+    let metrics = options.watch.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name, tls.cloned()));
     if let Some(metrics) = &metrics {
         backend.observed_by(metrics.observer());
     }
-    if let (Some(store), Some(tls)) = (backend.store(), &tls) {
-        let trusted = async {
-            let distrust = trust::distrust(store.as_ref(), &paths.keys, tls).await?;
-            distrust.map_or(Ok(()), |why| Err(anyhow::Error::msg(why)))
-        };
-        let Some(()) = unless_told(&mut signals, trusted).await? else { return Ok(End::Drained) };
-    }
-    if let (Some(store), Some(_)) = (backend.store(), options.preflight.peer_bandwidth) {
-        health.before("measuring the bandwidth to the job's nodes (--preflight-peer-bandwidth)");
-        let (job, keys) = (&options.job, &paths.keys);
-        let joining =
-            Joining { store, job, keys, node: identity.to_string(), boot: &identity.boot_id, tls: tls.as_ref() };
-        let fit = async { Ok(preflight::pass_peers(&options.preflight, &joining).await?) };
-        let Some(()) = unless_told(&mut signals, fit).await? else { return Ok(End::Drained) };
-    }
-    let mut known = spec.clone();
-    if let (Some(store), Some(_)) = (backend.store(), options.warm_up) {
-        // What warms up may take a minute: better to end before it than after.
-        let read = async { setup::job_spec(store.as_ref(), &paths.keys, known).await.map_err(anyhow::Error::msg) };
-        let Some(read) = unless_told(&mut signals, read).await? else { return Ok(End::Drained) };
-        known = read;
-    }
+    let known = match backend.store() {
+        Some(store) => look_at_job(options, store, &paths.keys, &identity, tls, health).await?,
+        None => options.spec(),
+    };
     health.before("joining");
     // This comes after the store was found: a name that can be resolved now may not have been resolvable before.
-    let address = setup::address(&options, &hostname);
-    let Some((address, mut env)) = unless_told(&mut signals, address).await? else { return Ok(End::Drained) };
+    let (address, env) = setup::address(options, &hostname).await?;
     tracing::info!(node = %identity, %address, slots, "this node");
+    Ok(Ready { program, hostname, logs, identity, paths, backend, metrics, known, address, env })
+}
 
+/// Checks what would keep this node out of the job: the certificates, the bandwidth to the job's nodes. Returns the
+/// job's spec if workers warm up before the node joins, and otherwise the spec of these options.
+async fn look_at_job(
+    options: &Options,
+    store: &Arc<dyn Store>,
+    keys: &Keys,
+    identity: &NodeIdentity,
+    tls: Option<&MutualTls>,
+    health: &Health,
+) -> anyhow::Result<Spec> {
+    if let Some(tls) = tls
+        && let Some(why) = trust::distrust(store.as_ref(), keys, tls).await?
+    {
+        return Err(anyhow::Error::msg(why));
+    }
+    if options.preflight.peer_bandwidth.is_some() {
+        health.before("measuring the bandwidth to the job's nodes (--preflight-peer-bandwidth)");
+        let (job, node) = (&options.job, identity.to_string());
+        let joining = Joining { store, job, keys, node, boot: &identity.boot_id, tls };
+        preflight::pass_peers(&options.preflight, &joining).await?;
+    }
+    if options.warm_up.is_none() {
+        return Ok(options.spec());
+    }
+    // What warms up may take a minute: better to end before it than after.
+    setup::job_spec(store.as_ref(), keys, options.spec()).await.map_err(anyhow::Error::msg)
+}
+
+/// Joins the job, takes part until the node's part is over, and leaves.
+async fn join(
+    options: &Options,
+    ready: Ready,
+    guard: Guard,
+    health: &Arc<Health>,
+    tls: Option<MutualTls>,
+    signals: &mut Signals,
+    console: &Console,
+) -> anyhow::Result<End> {
+    let Ready { program, hostname, logs, identity, paths, backend, metrics, known, address, mut env } = ready;
+    let slots = program.slots;
     let timers = TimerFile::as_asked(&options.watch.timers, identity.runtime_dir())?;
     env.extend(timers.as_ref().map(|timers| (TIMER_FILE, timers.path().into())));
-    let events = setup::events(&options, &hostname, console);
+    let events = setup::events(options, &hostname, console);
     let grace = known.timings.stop_grace;
-    let group = setup::group(&options, program, &identity, address.address.clone(), events, env, known)?;
+    let group = setup::group(options, program, &identity, address.address.clone(), events, env, known)?;
     let mut group = LocalGroup::new(group, guard, logs)?;
     if let Some(directory) = group.log_directory() {
         tracing::info!(directory = %directory.display(), "logs");
     }
     group.guard().hold(identity.lock_fd())?;
-    let listener = setup::listen(&options, &address.address).await?;
+    let listener = setup::listen(options, &address.address).await?;
     group.guard().hold(&listener)?;
     let peer = Endpoint { host: address.address, port: listener.local_addr()?.port() };
 
@@ -170,26 +213,19 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
         health.joined(Joined { node, status, group, steps: socket.steps(), metrics, gpus });
     }
     let mut progress = JobProgress::new(backend.store(), &paths.keys, part.status(), socket.furthest(), goodput);
-    let mut record = setup::record(&options, &identity, peer, slots);
+    let mut record = setup::record(options, &identity, peer, slots);
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name);
     let warm_up_limit = options.warm_up.unwrap_or_default();
     let status = part.status();
-    let job_timings = || status.borrow().timings.unwrap_or(timings);
+    let job_timings = || status.borrow().timings.unwrap_or(options.timings);
     let mut local = WorkersLifecycle::new(group, socket, watchdog, gpus, options.quiesce_timeout, warm_up_limit);
 
     let end = tokio::select! {
         end = async {
-            if options.warm_up.is_some() {
-                match warm_up(&mut local, grace, &mut signals).await? {
-                    WarmedUp::Warm => record.warms_up = true,
-                    WarmedUp::Cold => {}
-                    WarmedUp::Told(caught) => {
-                        tracing::warn!("{caught}: leaving before the job was joined");
-                        return Ok(End::Drained);
-                    }
-                }
+            if options.warm_up.is_some() && !warmed(&mut local, &mut record, grace, signals).await? {
+                return Ok(End::Drained);
             }
-            rounds::take_part(part, record, spec, backend.store(), &paths.keys, &mut local, &mut signals).await
+            rounds::take_part(part, record, options.spec(), backend.store(), &paths.keys, &mut local, signals).await
         } => end?,
         () = backend.host_gone(job_timings) => {
             End::StoreLost(format!("store lost: {} is gone with the agent that served it", backend.name))
@@ -208,16 +244,40 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
             caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
         }
     }
+    close(local, readers, &options.logs.dir, &end).await;
+    if !matches!(end, End::StoreLost(_)) {
+        identity.retire();
+    }
+    Ok(end)
+}
+
+/// Warms the workers up before the node joins, and writes to the node's record whether they are warm. Returns false if a
+/// signal told the agent to leave.
+async fn warmed(
+    local: &mut WorkersLifecycle,
+    record: &mut NodeRecord,
+    grace: Duration,
+    signals: &mut Signals,
+) -> anyhow::Result<bool> {
+    match warm_up(local, grace, signals).await? {
+        WarmedUp::Warm => record.warms_up = true,
+        WarmedUp::Cold => {}
+        WarmedUp::Told(caught) => {
+            tracing::warn!("{caught}: leaving before the job was joined");
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Ends what is left of the workers, and waits until their output is written and read.
+async fn close(local: WorkersLifecycle, readers: LogReaders, dir: &LogDir, end: &End) {
     let WorkersLifecycle { group, socket, watchdog, .. } = local;
     drop((socket, watchdog));
     let log_directory = group.log_directory().map(Path::to_owned);
     group.close(FLUSH).await;
     readers.finish(FLUSH).await;
-    if let (End::Succeeded, LogDir::Temporary, Some(directory)) = (&end, &options.logs.dir, log_directory) {
+    if let (End::Succeeded, LogDir::Temporary, Some(directory)) = (end, dir, log_directory) {
         logs::remove_if_empty(&directory);
     }
-    if !matches!(end, End::StoreLost(_)) {
-        identity.retire();
-    }
-    Ok(end)
 }

@@ -31,8 +31,8 @@ struct Life {
     created: Revision,
 }
 
-/// Hears of the job's [goodput](ProgressRecord::goodput) each time that this node looks whether to tell it; of `None` while
-/// it is for another node to tell, or not known yet.
+/// Hears of the job's [goodput](ProgressRecord::goodput) each time that this node looks whether to tell it; of `None`
+/// while it is for another node to tell, or not known yet.
 pub(crate) type GoodputObserver = Arc<dyn Fn(Option<f64>) + Send + Sync>;
 
 /// Writes the job's progress.

@@ -16,7 +16,7 @@ use crate::store::participation::Participation;
 use crate::workers::group::Moved;
 use crate::workers::guard_client::Event;
 use crate::workers::lifecycle::{Ahead, WorkersLifecycle, lost, wait};
-use crate::workers::signals::Signals;
+use crate::workers::signals::{Handled, Signals};
 
 fn seed() -> u64 {
     Uuid::new_v4().as_u64_pair().0
@@ -71,40 +71,7 @@ pub(super) async fn take_part(
                 let end = end.context("the node's driver ended")?;
                 return Ok(unfit.map_or(end, End::Refused));
             }
-            Some(command) = orders.recv() => match command {
-                Command::Start(start) => {
-                    announce(&start);
-                    local.start(start)
-                }
-                Command::Quiesce(grace) => {
-                    local.quiesce(grace);
-                    None
-                }
-                Command::WarmUp { round, restarts, grace } => {
-                    tracing::info!(round, "the other nodes continue without this node until its new workers are warm");
-                    local.warm_up(Ahead { round, restarts, grace });
-                    None
-                }
-                Command::Stop(grace) => local.stop(grace).err().map(lost),
-                Command::Kill => local.stop(Duration::ZERO).err().map(lost),
-                Command::Fence(until) => local.group.fence(until).err().map(lost),
-                Command::Leaving(grace) => {
-                    local.socket.draining(grace);
-                    None
-                }
-                Command::Forming(round, reason) => {
-                    tracing::info!(round, "forming: {reason}");
-                    local.forming(round, &reason);
-                    None
-                }
-                Command::Say(line) => {
-                    tracing::info!("{line}");
-                    None
-                }
-                Command::Conclude(node, end) => {
-                    local.conclude(store, keys, node, &end, leaving == Leaving::AtOnce)
-                }
-            },
+            Some(command) = orders.recv() => carry_out(command, local, store, keys, leaving),
             moved = local.group.next() => {
                 let lost = matches!(moved, Moved::Workers(Event::GuardLost { .. }));
                 let report = local.moved(moved).await;
@@ -119,14 +86,8 @@ pub(super) async fn take_part(
             waited = wait(&mut local.phase, local.forming, &local.socket) => local.waited(waited),
             caught = signals.next() => {
                 leaving = leaving.told_again();
-                if leaving == Leaving::AtOnce {
-                    tracing::warn!("{caught} again: killing the workers and leaving at once");
-                    if let Some(concluded) = local.give_up_saving() {
-                        reports.send(concluded).ok();
-                    }
-                } else {
-                    tracing::warn!("{caught}: leaving the job; a second signal kills the workers and leaves at once");
-                    local.group.leave(caught.0);
+                if let Some(concluded) = leave(leaving, caught, local) {
+                    reports.send(concluded).ok();
                 }
                 Some(GroupReport::Drain)
             }
@@ -141,6 +102,51 @@ pub(super) async fn take_part(
             reports.send(local.with_step(report)).ok();
         }
     }
+}
+
+/// Carries out a command of the protocol. Returns what there is to report of it at once.
+fn carry_out(
+    command: Command,
+    local: &mut WorkersLifecycle,
+    store: Option<&Arc<dyn Store>>,
+    keys: &Keys,
+    leaving: Leaving,
+) -> Option<GroupReport> {
+    match command {
+        Command::Start(start) => {
+            announce(&start);
+            return local.start(start);
+        }
+        Command::Quiesce(grace) => local.quiesce(grace),
+        Command::WarmUp { round, restarts, grace } => {
+            tracing::info!(round, "the other nodes continue without this node until its new workers are warm");
+            local.warm_up(Ahead { round, restarts, grace });
+        }
+        Command::Stop(grace) => return local.stop(grace).err().map(lost),
+        Command::Kill => return local.stop(Duration::ZERO).err().map(lost),
+        Command::Fence(until) => return local.group.fence(until).err().map(lost),
+        Command::Leaving(grace) => local.socket.draining(grace),
+        Command::Forming(round, reason) => {
+            tracing::info!(round, "forming: {reason}");
+            local.forming(round, &reason);
+        }
+        Command::Say(line) => tracing::info!("{line}"),
+        Command::Conclude(node, end) => {
+            return local.conclude(store, keys, node, &end, leaving == Leaving::AtOnce);
+        }
+    }
+    None
+}
+
+/// Prepares the workers for the end that a signal asks for. Returns the report of a final save that is given up.
+fn leave(leaving: Leaving, caught: Handled, local: &mut WorkersLifecycle) -> Option<GroupReport> {
+    if leaving == Leaving::AtOnce {
+        tracing::warn!("{caught} again: killing the workers and leaving at once");
+        return local.give_up_saving();
+    }
+    tracing::warn!("{caught}: leaving the job; a second signal kills the workers and leaves at once");
+    local.group.leave(caught.0);
+    None
 }
 
 /// Whether a signal told this node to leave.

@@ -35,7 +35,7 @@ use crate::workers::slots::{self, WorkerCount};
 use crate::workers_store::rank0_port::StoreHost;
 
 /// Environment variables for the workers, in addition to those that tell a worker its place.
-type Variables = Vec<(&'static str, OsString)>;
+pub(super) type Variables = Vec<(&'static str, OsString)>;
 
 /// The program that this node's workers run, the number of workers, and their CPUs.
 pub(super) struct WorkersPlan {

@@ -1,4 +1,4 @@
-//! Follows one job's records, and holds a claim in them. Decides nothing.
+//! Follows one job's records, and holds a claim in them. Other modules decide what to do.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// How long a claim that is taken back is waited for.
+/// How long `withdraw` waits until the store has deleted a claim.
 const GIVE_UP: Duration = Duration::from_secs(2);
 
 /// How long a claim outlives its host.
@@ -21,17 +21,17 @@ const CLAIM_TTL: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct News {
     pub(super) job: JobId,
-    /// Its room for the host.
+    /// The place that the job has free for the host.
     pub(super) vacancy: Option<Vacancy>,
     /// Whether the host's node has a place, or may get one in the round that forms.
     pub(super) placed: bool,
-    /// Whether the host's node is there.
+    /// Whether the host's node has a key in the job.
     pub(super) here: bool,
-    /// The life of the job, by its round key.
+    /// The create revision of the job's round key. It changes when a new job takes the id.
     pub(super) life: Revision,
 }
 
-/// A job that is followed until this is dropped, or its store fails.
+/// A job that a task follows until this is dropped, or the job's store fails.
 pub(super) struct Followed {
     pub(super) store: Arc<dyn Store>,
     pub(super) keys: Keys,
@@ -71,7 +71,7 @@ impl Followed {
         Followed { store, keys, task }
     }
 
-    /// Why it is followed no more; none while it is.
+    /// The error that ended the task. `None` while the task runs.
     pub(super) async fn end(&mut self) -> Option<StoreError> {
         if !self.task.is_finished() {
             return None;
@@ -90,7 +90,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Tells what the records say, at first and after each change, until the watch breaks.
+    /// Sends what the records say, once at the beginning and after each change, until the watch breaks.
     async fn watch(&self) -> Result<Infallible, StoreError> {
         let mut overview = Overview::new(&self.prefix);
         let mut mirror = Mirror::open(&*self.store, &self.root).await?;
@@ -109,27 +109,27 @@ impl Reader {
         });
         let life = job.and_then(|job| job.round.as_ref()).map_or(Revision::NONE, |round| round.created);
         let vacancy = job.and_then(|job| job.vacancy(&self.host));
-        // The host does not listen any more once it leaves.
+        // This fails once the host leaves and has dropped the receiver.
         let _ = self.news.send(News { job: self.job.clone(), vacancy, placed, here: own.is_some(), life });
     }
 }
 
-/// A claim to a place: a key in the job's records that tells other spare hosts that this one is on its way. It goes
-/// when this is dropped, or with its lease when the host dies.
+/// A claim to a place: a key in the job's records that tells other spare hosts that this one is on its way. The key
+/// is deleted when this is dropped, or when the host dies and the lease ends.
 pub(super) struct PlaceClaim {
     task: JoinHandle<()>,
     stop: oneshot::Sender<()>,
 }
 
 impl PlaceClaim {
-    /// Writes the claim, and holds it. A claim that cannot be written is never seen.
+    /// Writes the claim, and holds it. If the store refuses the claim, the log says so.
     pub(super) fn make(followed: &Followed, host: &str, life: Revision) -> PlaceClaim {
         let (store, keys, host) = (Arc::clone(&followed.store), followed.keys.clone(), host.to_owned());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             let held = async {
                 let lease = store.grant(CLAIM_TTL).await?;
-                // A claim must not outlive the job: the next of its id would find it.
+                // A claim must not outlive the job: the next job with the same id would find it.
                 let guards = vec![Guard::created(keys.round(), life)];
                 store.put(guards, Op::put_leased(keys.coming(&host), "{}", lease)).await?;
                 Ok::<LeaseId, StoreError>(lease)
@@ -141,7 +141,7 @@ impl PlaceClaim {
             let renew = async {
                 loop {
                     sleep(CLAIM_TTL / 4).await;
-                    // A claim that is lost is seen to be so in the records.
+                    // If the lease is lost, the records show that the claim is gone.
                     let _ = store.keep_alive(lease).await;
                 }
             };
@@ -149,13 +149,13 @@ impl PlaceClaim {
                 _ = stopped => {}
                 () = renew => {}
             }
-            // Otherwise it goes with its lease.
+            // If this fails, the key is deleted when the lease ends.
             let _ = store.revoke(lease).await;
         });
         PlaceClaim { task, stop }
     }
 
-    /// Takes the claim back, and waits for that.
+    /// Deletes the claim, and waits until it is deleted, up to [`GIVE_UP`].
     pub(super) async fn withdraw(self) {
         drop(self.stop);
         let _ = tokio::time::timeout(GIVE_UP, self.task).await;

@@ -343,8 +343,8 @@ async fn hosted(
     Ok(Backend { name: format!("the store served at {endpoint}"), host: Some(endpoint.clone()), ..backend })
 }
 
-/// Listens on the address that was given for it, else on all interfaces, unless the user wrote a loopback address. The address that a host's name has on the host
-/// itself, often 127.0.1.1, says nothing about how other hosts reach it.
+/// Listens on the address that was given for it, else on all interfaces, unless the user wrote a loopback address. The
+/// address that a host's name has on the host itself, often 127.0.1.1, says nothing about how other hosts reach it.
 async fn serve(endpoint: &Endpoint, way: Way<'_>, patience: Duration) -> Result<EmbeddedServer, BackendError> {
     let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
     let addresses = if let Some(ip) = way.bind {

@@ -107,15 +107,7 @@ impl State {
             Request::Ping { nonce } => reply(client, Reply::U32(nonce)),
             Request::Set { key, value } => self.set(key, value, reply)?,
             Request::CompareSet { key, expected, desired } => {
-                let current = self.entries.get(key);
-                if current.map_or(&[][..], Value::bytes) == expected {
-                    self.set(key, desired, reply)?;
-                }
-                let answer = match self.entries.get(key) {
-                    Some(value) => value.clone(),
-                    // torch answers the expected value, although nothing was stored.
-                    None => Value::new(expected, &self.account)?,
-                };
+                let answer = self.compare_set(key, expected, desired, reply)?;
                 reply(client, Reply::Value(answer));
             }
             Request::Get { key } => reply(client, self.value(key)),
@@ -138,20 +130,8 @@ impl State {
                 reply(client, Reply::Byte(CANCELED));
             }
             Request::NumKeys => reply(client, Reply::I64(self.entries.len() as i64)),
-            Request::Delete { key } => {
-                let found = self.entries.remove(key).is_some();
-                if found {
-                    self.account.give(ENTRY + key.len());
-                }
-                reply(client, Reply::I64(found.into()));
-            }
-            Request::Append { key, value } => {
-                match self.entries.get_mut(key) {
-                    Some(entry) => entry.append(value)?,
-                    None => self.put(key, value)?,
-                }
-                self.arrived(key, reply);
-            }
+            Request::Delete { key } => reply(client, Reply::I64(self.delete(key).into())),
+            Request::Append { key, value } => self.append(key, value, reply)?,
             Request::MultiGet { keys } => {
                 for key in keys.iter() {
                     reply(client, self.value(key));
@@ -217,6 +197,43 @@ impl State {
         }
         self.arrived(key, reply);
         Ok(())
+    }
+
+    /// Sets a key that has the expected value. Returns the answer.
+    fn compare_set(
+        &mut self,
+        key: &[u8],
+        expected: &[u8],
+        desired: &[u8],
+        reply: &mut impl FnMut(Client, Reply),
+    ) -> Result<Value, Full> {
+        let current = self.entries.get(key);
+        if current.map_or(&[][..], Value::bytes) == expected {
+            self.set(key, desired, reply)?;
+        }
+        match self.entries.get(key) {
+            Some(value) => Ok(value.clone()),
+            // torch answers the expected value, although nothing was stored.
+            None => Value::new(expected, &self.account),
+        }
+    }
+
+    fn append(&mut self, key: &[u8], value: &[u8], reply: &mut impl FnMut(Client, Reply)) -> Result<(), Full> {
+        match self.entries.get_mut(key) {
+            Some(entry) => entry.append(value)?,
+            None => self.put(key, value)?,
+        }
+        self.arrived(key, reply);
+        Ok(())
+    }
+
+    /// Returns whether the key existed.
+    fn delete(&mut self, key: &[u8]) -> bool {
+        let found = self.entries.remove(key).is_some();
+        if found {
+            self.account.give(ENTRY + key.len());
+        }
+        found
     }
 
     /// Stores a key that does not exist yet.

@@ -1,4 +1,4 @@
-//! What a leader's driver is told by the tasks that run next to it.
+//! What the tasks that run next to a leader's driver tell it.
 
 use elastic_proto::pulse::{Beat, LeaderMessage};
 use elastic_rendezvous::LeaderInput;

@@ -61,7 +61,8 @@ impl PeerPort {
         }
         let secret = served.secret.as_ref().ok_or_else(|| {
             Status::failed_precondition(
-                "the job had no secret when this node joined, so nobody can prove who may ask: was its `secret` key deleted?",
+                "the job had no secret when this node joined, so no one can prove who may ask: was its `secret` key \
+                 deleted?",
             )
         })?;
         secret.verify(claim, proof).then_some(()).ok_or_else(|| {

@@ -150,9 +150,8 @@ impl PulseClient {
     /// The leader's port cannot be reached: that passes, unless one of both ends does not trust the other.
     fn unreached<T>(&self, doubted: &Once, cause: &str) -> Option<T> {
         if let Some(trouble) = trouble_in(cause) {
-            doubted.call_once(|| {
-                tracing::warn!(leader = %self.leader.node, at = %self.leader.peer, "the leader is not reached: {trouble}");
-            });
+            let (leader, at) = (&self.leader.node, &self.leader.peer);
+            doubted.call_once(|| tracing::warn!(%leader, %at, "the leader is not reached: {trouble}"));
         }
         None
     }

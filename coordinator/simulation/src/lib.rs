@@ -43,7 +43,7 @@ mod checkpoint {
 const SEEDS: u64 = 4_000;
 
 /// Where a search that takes long has found its mutant before. It begins there: a hint, no more. Where the machines have
-/// changed since, it goes on from the first seed.
+/// changed since, it continues from the first seed.
 const FOUND_AT: &[(&str, u64)] = &[
     ("lost_is_fenced", Family::ROLES + 2_051),
     ("a_lease_counts_without_its_key", Family::EXCLUSIONS + 3_877),

@@ -2,15 +2,15 @@
 
 /// One fault in one place.
 pub struct Mutant {
-    /// Its name, and its test's. One in two places stands in the list twice.
+    /// Its name, and its test's. A fault in two places is in the list twice.
     pub name: &'static str,
     /// What the machines no longer do, for people; empty at its second place.
     pub what: &'static str,
     /// The file under `rendezvous/`.
     pub file: &'static str,
-    /// The place, which stands there once.
+    /// The text at the place. The file has it once.
     pub from: &'static str,
-    /// What stands there instead. `ON` is true while the mutant is switched on; without it the code must be as before.
+    /// The text that replaces it. `ON` is true while the mutant is switched on; without it the code must be as before.
     pub to: &'static str,
 }
 
@@ -84,10 +84,11 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "fence_after_the_lease",
-        what: "the fence point lies a margin after the lease's end in place of before it",
+        what: "the fence point lies a margin after the lease's end instead of before it",
         file: FENCE,
         from: "let by_proof = proven + (timings.lease_ttl - timings.margin);",
-        to: "let by_proof = if ON { proven + timings.lease_ttl + timings.margin } else { proven + (timings.lease_ttl - timings.margin) };",
+        to: "let by_proof = if ON { proven + timings.lease_ttl + timings.margin } \
+             else { proven + (timings.lease_ttl - timings.margin) };",
     },
     Mutant {
         name: "fence_by_the_newer_proof",
@@ -105,7 +106,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "generation_at_once",
-        what: "a new generation waits for nobody of the one before",
+        what: "a new generation waits for no node of the one before",
         file: JOIN,
         from: "return self.begin_generation(&round, round.value.sealed, out),",
         to: "return self.begin_generation(&round, round.value.sealed.filter(|_| !ON), out),",
@@ -133,7 +134,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "takeover_at_once",
-        what: "where nobody of the last round stays, the next one is sealed at once",
+        what: "where no node of the last round stays, the next one is sealed at once",
         file: FORMING,
         from: "let takes_over = keeps_nobody &&",
         to: "let takes_over = !ON && keeps_nobody &&",
@@ -161,7 +162,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "reclaimed_in_spite_of_a_tombstone",
-        what: "an evicted node whose lease had lapsed makes its key anew",
+        what: "an evicted node whose lease had lapsed makes its key again",
         file: OWN_KEY,
         from: "guards.push(Guard::absent(&self.tombstone));",
         to: "guards.extend((!ON).then(|| Guard::absent(&self.tombstone)));",
@@ -169,14 +170,14 @@ pub const MUTANTS: &[Mutant] = &[
     // Promise 2: agreement.
     Mutant {
         name: "news_forgotten",
-        what: "a leader that reads the job anew forgets what its watch said meanwhile",
+        what: "a leader that reads the job again forgets what its watch said meanwhile",
         file: LOAD,
         from: "self.meanwhile.push(event.clone());",
         to: "self.meanwhile.extend((!ON).then(|| event.clone()));",
     },
     Mutant {
         name: "plan_inherited",
-        what: "a new leader goes on with the plan that it finds",
+        what: "a new leader continues with the plan that it finds",
         file: FORMING,
         from: "if !view.planned_here {",
         to: "if !ON && !view.planned_here {",
@@ -214,7 +215,8 @@ pub const MUTANTS: &[Mutant] = &[
         what: "members of the last round are not kept in their order",
         file: FORMING,
         from: "Some((roster.member(node)?.rank.group_rank, node))",
-        to: "Some((roster.member(node)?.rank.group_rank, node)).map(|(rank, node)| (if ON { u32::MAX - rank } else { rank }, node))",
+        to: "Some((roster.member(node)?.rank.group_rank, node)) \
+             .map(|(rank, node)| (if ON { u32::MAX - rank } else { rank }, node))",
     },
     Mutant {
         name: "newcomers_first",
@@ -231,7 +233,8 @@ pub const MUTANTS: &[Mutant] = &[
         what: "an eviction leaves no tombstone",
         file: TRANSACTIONS,
         from: "[Op::delete(self.keys.node(node)), Op::put(self.keys.evicted(node), to_json(&tombstone))]",
-        to: "[Op::delete(self.keys.node(node)), if ON { Op::get(self.keys.evicted(node)) } else { Op::put(self.keys.evicted(node), to_json(&tombstone)) }]",
+        to: "[Op::delete(self.keys.node(node)), if ON { Op::get(self.keys.evicted(node)) } \
+             else { Op::put(self.keys.evicted(node), to_json(&tombstone)) }]",
     },
     // Promise 4: progress.
     Mutant {
@@ -261,7 +264,8 @@ pub const MUTANTS: &[Mutant] = &[
         what: "of several causes the weakest counts",
         file: RUNNING,
         from: ".max_by_key(|reported| (reported.class, std::cmp::Reverse(reported.report)))",
-        to: ".max_by_key(|reported| (reported.class as u32 ^ if ON { 3 } else { 0 }, std::cmp::Reverse(reported.report)))",
+        to: ".max_by_key(|reported| \
+             (reported.class as u32 ^ if ON { 3 } else { 0 }, std::cmp::Reverse(reported.report)))",
     },
     Mutant {
         name: "blame_believed",

@@ -30,9 +30,9 @@ pub enum CertsCommand {
     },
     /// Make a certificate and its key for each name: NAME.pem and NAME-key.pem
     ///
-    /// Each lets its holder act as a node, as a coordinator, or as an operator who reads logs: name them after the hosts and
-    /// people that get them. Agents and coordinators do not compare the names. Other clients do, such as etcdctl and
-    /// Prometheus: give the host's name or address for them, and further ones after a comma (gpu1,10.0.0.1).
+    /// Each lets its holder act as a node, as a coordinator, or as an operator who reads logs: name them after the
+    /// hosts and people that get them. Agents and coordinators do not compare the names. Other clients do, such as
+    /// etcdctl and Prometheus: give the host's name or address for them, and further ones after a comma (gpu1,10.0.0.1).
     Node {
         /// The authority's folder, where the files are put too
         folder: PathBuf,

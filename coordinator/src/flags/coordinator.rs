@@ -58,7 +58,8 @@ pub struct Flags {
     #[arg(long, value_name = "HOST[:PORT]")]
     pub peer_address: Option<String>,
 
-    /// Serve /live, /ready and /metrics over HTTP; with --peer-cert over mutual TLS, unless it is loopback or has --http-cert
+    /// Serve /live, /ready and /metrics over HTTP; with --peer-cert over mutual TLS, unless it is loopback or has
+    /// --http-cert
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Option<SocketAddr>,
 
@@ -72,8 +73,8 @@ pub struct Flags {
     /// Serve them to these users, who may also change jobs: a file with one JSON object a line
     ///
     /// `elasticctl token NAME --role operate` makes a token and its line. The file holds a hash of each token. It is read
-    /// again within a second when it changes; one with a wrong line changes nothing. Needs TLS (--http-cert, --peer-cert), unless
-    /// --http is a loopback address or --http-insecure is given.
+    /// again within a second when it changes; one with a wrong line changes nothing. Needs TLS (--http-cert,
+    /// --peer-cert), unless --http is a loopback address or --http-insecure is given.
     #[arg(long, requires = "http", value_name = "FILE")]
     pub http_users: Option<PathBuf>,
 

@@ -1,5 +1,5 @@
-//! The command lines of `elastic-coordinator` and `elasticctl`, and the flags that both have: which store, which prefix, and
-//! how agents are spoken with.
+//! The command lines of `elastic-coordinator` and `elasticctl`, and the flags that both have: which store, which
+//! prefix, and how agents are spoken with.
 
 pub mod certs;
 pub mod coordinator;
@@ -93,7 +93,8 @@ impl StoreFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "TLS with agents")]
 pub struct PeerFlags {
-    /// PEM file of our own certificate: with it agents are spoken with over mutual TLS, as the agents' own --peer-cert says
+    /// PEM file of our own certificate: with it agents are spoken with over mutual TLS, as the agents' own --peer-cert
+    /// says
     ///
     /// `elasticctl certs` makes a private authority and its certificates. All three files are read again within a second
     /// when they change. A job's agents and its coordinators have them all, or none.

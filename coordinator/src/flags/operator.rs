@@ -84,8 +84,8 @@ pub enum Command {
     },
     /// Watch all jobs on this terminal, or one, as they change: state, steps, loss, goodput, nodes, failures
     ///
-    /// Up and down choose a job, Enter opens it, Esc goes back, q ends it. Steps and losses are there where workers report
-    /// them. GOODPUT is which part of the time since the first step went into steps that had not been done before.
+    /// Up and down choose a job, Enter opens it, Esc goes back, q ends it. Steps and losses are there where workers
+    /// report them. GOODPUT is which part of the time since the first step went into steps that had not been done before.
     Top {
         /// A job to begin with
         job: Option<String>,
@@ -244,11 +244,11 @@ pub enum Command {
     ///
     /// Each endpoint of etcd is asked by itself: does its name resolve, does its port accept, do TLS and the password
     /// fit, which release is it, how full and how fast is it. Then the cluster: leader, members, alarms. Then until when
-    /// certificates are good (etcd's, ours, the CA's, and those of --peer-cert and --peer-ca), and how far etcd's clocks are from this machine's. To measure
-    /// a write, keys under PREFIX/v1/doctor/ are written and deleted.
+    /// certificates are good (etcd's, ours, the CA's, and those of --peer-cert and --peer-ca), and how far etcd's
+    /// clocks are from this machine's. To measure a write, keys under PREFIX/v1/doctor/ are written and deleted.
     ///
-    /// Each line is ok, a warning (it works, and will cost something some day), failed, or unknown (there was no answer). The
-    /// exit status is 1 if a line failed.
+    /// Each line is ok, a warning (it works, and will cost something some day), failed, or unknown (there was no
+    /// answer). The exit status is 1 if a line failed.
     ///
     /// With JOB also: where it stands, who leads it, why a node waits, and whether the ports that its nodes reach each
     /// other through accept a connection from here. Run it on one of the nodes for that.

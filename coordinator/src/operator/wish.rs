@@ -214,7 +214,8 @@ fn too_few_advice(job: &Job, desired: &Desired) -> Option<String> {
     let join_timeout = job.spec.as_ref()?.timings.join_timeout;
     (staying < min as usize).then(|| {
         format!(
-            "{staying} nodes stay and the job needs {min}: it waits for others, and fails after {join_timeout:?} without them"
+            "{staying} nodes stay and the job needs {min}: it waits for others, and fails after {join_timeout:?} \
+             without them"
         )
     })
 }

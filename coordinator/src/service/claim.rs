@@ -54,9 +54,9 @@ mod tests {
     use elastic_rendezvous::job::{Endpoint, JobId, Keys, NodeId};
     use elastic_store::{KeyValue, LeaseId};
 
-    const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"exclude_after":0,"lease_ttl_ms":10000,
-        "last_call_ms":1,"join_timeout_ms":1,"start_timeout_ms":1,"stop_grace_ms":1,"drain_grace_ms":1,"margin_ms":1,
-        "takeover_delay_ms":1,"min_round_time_ms":1}"#;
+    const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"exclude_after":0,
+        "lease_ttl_ms":10000,"last_call_ms":1,"join_timeout_ms":1,"start_timeout_ms":1,"stop_grace_ms":1,
+        "drain_grace_ms":1,"margin_ms":1,"takeover_delay_ms":1,"min_round_time_ms":1}"#;
 
     fn record(node: &str, port: u16, coordinator: bool) -> LeaderRecord {
         LeaderRecord::new(NodeId::from_text(node), Endpoint { host: "h".into(), port }, coordinator)
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(
             next(&job("paused", Some(agent.clone())), &own(), false),
             Move::Claim(guards),
-            "for as long as it is paused"
+            "while the job is paused"
         );
         assert_eq!(next(&job("forming", Some(agent)), &own(), false), Move::Leave);
     }

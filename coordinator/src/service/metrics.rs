@@ -189,8 +189,8 @@ impl Metrics {
         self.call_times.get_or_create(&vec![("call", call.to_owned())]).observe(took.as_secs_f64());
     }
 
-    /// The text format, with the gauges as `overview` has them now, and when the replica's certificate ends, in seconds since
-    /// 1970.
+    /// The text format, with the gauges as `overview` has them now, and when the replica's certificate ends, in
+    /// seconds since 1970.
     pub(super) fn render(&self, overview: Option<&Overview>, certificate_end: Option<u64>) -> String {
         let gauges = [
             &self.jobs,
@@ -366,7 +366,8 @@ mod tests {
                 stored("round", r#"{"number":1,"generation":1,"state":"running","reason":"r"}"#),
                 stored(
                     "progress",
-                    r#"{"generation":1,"round":1,"step":9,"loss":0.5,"furthest_step":9,"since_ms":0,"at_ms":1000,"productive_ms":750}"#,
+                    r#"{"generation":1,"round":1,"step":9,"loss":0.5,"furthest_step":9,"since_ms":0,"at_ms":1000,
+                        "productive_ms":750}"#,
                 ),
                 stored("checkpoint", r#"{"step":7,"path":"/c","digest":"d","round":1}"#),
             ],

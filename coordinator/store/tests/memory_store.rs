@@ -14,7 +14,7 @@ use elastic_store::{Event, Mirror, News, Op, Revision, Scope, Store, StoreError,
 const PATIENCE: Duration = Duration::from_secs(10);
 
 async fn update(watcher: &mut Watcher) -> WatchUpdate {
-    tokio::time::timeout(PATIENCE, watcher.recv()).await.expect("an update in time").expect("the watch goes on")
+    tokio::time::timeout(PATIENCE, watcher.recv()).await.expect("an update in time").expect("the watch continues")
 }
 
 async fn put(store: &MemoryStore, key: &str, value: &str) -> Revision {
@@ -127,14 +127,14 @@ async fn a_mirror_reads_once_and_then_tells_each_change_once() {
     let store = MemoryStore::start(Limits::default());
     put(&store, "j/a", "1").await;
     let mut mirror = Mirror::open(&store, "j/").await.unwrap();
-    // After the read and before it is told.
+    // After the read, and before the mirror reports it.
     put(&store, "j/b", "2").await;
     put(&store, "elsewhere", "").await;
     let News::All { revision, values } = mirror.next().await.unwrap() else { panic!("all comes first") };
     assert_eq!((revision, values.len()), (Revision(2), 1));
     let told = |news: News| match news {
         News::Changes(events) => events.iter().map(|event| event.key().to_owned()).collect::<Vec<_>>(),
-        News::All { .. } => panic!("all is told once"),
+        News::All { .. } => panic!("the mirror reports all values once"),
     };
     assert_eq!(told(mirror.next().await.unwrap()), ["j/b"]);
     assert_eq!(mirror.try_next().unwrap(), None);

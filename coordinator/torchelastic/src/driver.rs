@@ -165,7 +165,9 @@ pub async fn met_on_v2(etcd: &EtcdV2, paths: &Paths) -> Result<Option<String>> {
     let active = paths.active();
     Ok(in_use.then(|| {
         format!(
-            "nodes of this job's id meet through etcd's v2 API, by TorchElastic's rendezvous (its state is at {active}); this one would begin a second group. Start it with --rdzv-conf api=v2 (or --rdzv-backend=etcd-v2), which joins them, or under another --rdzv-id"
+            "nodes of this job's id meet through etcd's v2 API, by TorchElastic's rendezvous (its state is at \
+             {active}); this one would begin a second group. Start it with --rdzv-conf api=v2 (or \
+             --rdzv-backend=etcd-v2), which joins them, or under another --rdzv-id"
         )
     }))
 }

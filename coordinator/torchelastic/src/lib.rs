@@ -34,6 +34,9 @@ pub use state::{JobEnd, RendezvousState, RendezvousStatus};
 /// What to tell where the state of torchrun's dynamic rendezvous was found at `key`.
 pub fn dynamic_found(key: &str) -> String {
     format!(
-        "torchrun nodes of this job's id meet by --rdzv-backend=etcd-v2: their state is at {key}. That is another protocol, which no elastic-agent speaks, so the two would never meet. Start those nodes with --rdzv-backend=etcd, or this one under another --rdzv-id; if no such node is left, delete that key, which else lasts two hours"
+        "torchrun nodes of this job's id meet by --rdzv-backend=etcd-v2: their state is at {key}. That is another \
+         protocol, which no elastic-agent speaks, so the two would never meet. Start those nodes with \
+         --rdzv-backend=etcd, or this one under another --rdzv-id; if no such node is left, delete that key, which \
+         else lasts two hours"
     )
 }

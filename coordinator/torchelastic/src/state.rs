@@ -200,7 +200,8 @@ mod tests {
     use super::*;
 
     /// As recorded from torch 2.15.
-    const FINAL: &str = r#"{"status": "final", "version": "7", "participants": [0, 1], "keep_alives": ["/p/run_J/rdzv/v_7/rank_1", "/p/run_J/rdzv/v_7/rank_0"], "num_workers_waiting": 0}"#;
+    const FINAL: &str = r#"{"status": "final", "version": "7", "participants": [0, 1],
+        "keep_alives": ["/p/run_J/rdzv/v_7/rank_1", "/p/run_J/rdzv/v_7/rank_0"], "num_workers_waiting": 0}"#;
 
     #[test]
     fn torchruns_states_are_read() {

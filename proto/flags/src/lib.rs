@@ -109,7 +109,7 @@ pub fn endpoint(text: &str, default_port: u16) -> Result<(String, u16), Refused>
         }
         None if text.parse::<Ipv6Addr>().is_ok() => {
             let advice = format!("write [{text}]:{default_port}");
-            return Err(Refused::new("an IPv6 address without brackets cannot be told from a port", advice));
+            return Err(Refused::new("without brackets, an IPv6 address and a port look the same", advice));
         }
         None => match text.split_once(':') {
             Some((host, port)) => (host, Some(port)),
@@ -222,7 +222,7 @@ mod tests {
             ("[a]", "`a` is not an IPv6 address"),
             ("[::1", "lacks the closing `]`"),
             ("[::1]5", "`5` follows the `]`"),
-            ("::1", "an IPv6 address without brackets"),
+            ("::1", "without brackets, an IPv6 address"),
         ] {
             let refused = endpoint(text, 2379).unwrap_err();
             assert!(refused.cause.contains(cause), "{text}: {refused}");

@@ -164,7 +164,8 @@ impl Fleet {
         }
     }
 
-    /// What the leaders have written in the job's history, the newest last: when, in milliseconds, and each round's state and reason.
+    /// What the leaders have written in the job's history, the newest last: when, in milliseconds, and each round's
+    /// state and reason.
     pub(crate) async fn history(&self) -> Result<Vec<(u64, String)>> {
         let (lines, _) = self.store.range(&self.keys.events()).await?;
         let line = |kv: &KeyValue| {

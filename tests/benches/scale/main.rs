@@ -1,6 +1,6 @@
-//! What a job of thousands of nodes costs its etcd and its leader, and how fast it acts: the real drivers and the real
-//! client, a connection to etcd for each node, in one process; simulated workers. Run by `make bench-scale`; sizes can be
-//! named: `make bench-scale SIZES="100 4000"`.
+//! Measures what a job of thousands of nodes costs its etcd and its leader, and how fast the job acts. One process runs
+//! the real drivers and the real client, with a connection to etcd for each node. Workers are simulated.
+//! `make bench-scale` runs this; `make bench-scale SIZES="100 4000"` chooses the sizes.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
@@ -24,13 +24,14 @@ use self::report::{Churned, Point, Rest, Step};
 /// The longest that anything here may take.
 const WITHIN: Duration = Duration::from_secs(180);
 
-/// How long a job runs before its cost at rest is measured, and how long that is measured for.
+/// How long a job runs before its cost at rest is measured.
 const SETTLE: Duration = Duration::from_secs(5);
-/// How long after a step its last writes and events are there.
+/// After this time, the last writes and events of a step have arrived.
 const AFTER: Duration = Duration::from_secs(2);
+/// How long the cost at rest is measured.
 const REST: Duration = Duration::from_secs(30);
 
-/// In this time one node of a hundred dies and comes again.
+/// The time in which one node of a hundred dies and comes back.
 const CHURN: Duration = Duration::from_secs(60);
 
 /// The time between two counts of the nodes that have workers at work.
@@ -161,7 +162,7 @@ async fn on(etcd: &EtcdServer, size: u32) -> Result<Point> {
     Ok(Point { size, sizes, steps, rest })
 }
 
-/// All come at once to an etcd that knows nothing of the job: no one leads yet.
+/// All nodes come at once to an etcd that knows nothing of the job, so no node leads yet.
 async fn crowd(size: u32) -> Result<()> {
     let etcd = start_etcd(size).await;
     let mut fleet = Fleet::new(&etcd.address(), size)?;
@@ -171,19 +172,19 @@ async fn crowd(size: u32) -> Result<()> {
     watch.stop("all come at once to an empty etcd → run", size, times).await.map(drop)
 }
 
-/// The machine's own, which with more than so many nodes falls behind where it is 3.4: then the 3.5 that setup fetches.
-/// That one, 3.5.1, dies where clients give up reads.
+/// Starts the machine's own etcd for up to [`MOST_ON_ANY`] nodes; an etcd 3.4 is too slow for more. For more nodes it
+/// starts the etcd 3.5 that setup fetches. (That etcd, 3.5.1, dies when clients give up reads.)
 async fn start_etcd(size: u32) -> EtcdServer {
     let binary = if size > MOST_ON_ANY { etcd35() } else { None };
     EtcdServer::start(EtcdOptions { binary, ..EtcdOptions::default() }).await
 }
 
-/// Names the server's own words where something did not come to pass: it may be what failed.
+/// Adds etcd's last log lines to an error, since etcd itself may have failed.
 fn with_log<T>(result: Result<T>, etcd: &EtcdServer) -> Result<T> {
     result.with_context(|| format!("etcd's last words:\n{}\nand here", etcd.log_tail()))
 }
 
-/// Kills one node after the other, each of which comes again at once, under its name.
+/// Kills one node after the other. Each comes back at once, under its name.
 async fn churn(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Churned> {
     let watch = Stopwatch::start(etcd).await?;
     let before = fleet.history().await?;
@@ -220,13 +221,13 @@ fn tell_new(before: &[(u64, String)], now: &[(u64, String)]) {
     }
 }
 
-/// A coordinator takes the job over, and is killed: how long until a node leads again. No round ends by that.
+/// A coordinator takes the job over, and is killed. Measures how long it takes until a node leads again. No round ends.
 async fn lose_coordinator(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Step> {
     let address = etcd.address();
     let args = ["--etcd", &address, "--peer-listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
     let mut coordinator = Process::start("elastic-coordinator", &args);
     fleet.until_led(WITHIN, |leader| leader.coordinator).await.context("it takes over")?;
-    // Until all have their streams to it.
+    // By then, all nodes have their streams to the coordinator.
     tokio::time::sleep(SETTLE).await;
     let round = fleet.round();
     let watch = Stopwatch::start(etcd).await?;

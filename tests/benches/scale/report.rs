@@ -158,14 +158,16 @@ fn ahead(Point { size, sizes, steps, rest }: &Point, renewal: Duration) {
         let Load { requests, events, received, sent, .. } = load.times(nodes);
         let (received, sent, processor) = (received / 1e6, sent / 1e6, step.load.processor * more);
         println!(
-            "  {what}: {requests:.0} calls, {events:.0} events, {received:.1} MB in, {sent:.1} MB out; etcd {processor:.1} s of a core"
+            "  {what}: {requests:.0} calls, {events:.0} events, {received:.1} MB in, {sent:.1} MB out; etcd \
+             {processor:.1} s of a core"
         );
     }
     let Load { renewals, received, sent, .. } = sizes.second(AHEAD, renewal).times(nodes);
     let [etcd, leader, _] = rest.busy().map(|busy| busy * more);
     let memory = rest.load.memory / 1048576.0 * more;
     println!(
-        "  at rest: {renewals:.0} renewals a second, {:.0} kB/s in, {:.0} kB/s out; etcd {etcd:.0} % of a core, {memory:.0} MiB; the leader {leader:.0} %",
+        "  at rest: {renewals:.0} renewals a second, {:.0} kB/s in, {:.0} kB/s out; etcd {etcd:.0} % of a core, \
+         {memory:.0} MiB; the leader {leader:.0} %",
         received / 1e3,
         sent / 1e3,
     );

@@ -1,4 +1,4 @@
-//! The trainer's own step of one worker, without its loop, and models to time it with.
+//! Runs the trainer's step of one worker without the training loop. The benchmark times it with these models.
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -22,18 +22,18 @@ pub(crate) const GPTS: [(&str, Size, usize); 2] = [
 /// Makes the samples of a shard.
 type Make<B> = dyn Fn(u64, &mut B) + Sync;
 
-/// The samples of a step, one shard for each thread. They are made once: PyTorch's side has a tensor.
+/// The samples of a step, one shard for each thread. They are made only once, since PyTorch's side has a tensor ready.
 pub(crate) struct Shards<B>(Box<Make<B>>);
 
 impl<B> Shards<B> {
-    /// Made by `make`, from the shard's number, where they are not there yet.
+    /// `make` makes a shard's samples from the shard's number, if the batch has none yet.
     pub(crate) fn new(make: impl Fn(u64, &mut B) + Sync + 'static) -> Shards<B> {
         Shards(Box::new(make))
     }
 }
 
 impl Shards<Workspace> {
-    /// Shards of so many samples for the perceptron.
+    /// Shards for the perceptron, each of `samples` samples.
     pub(crate) fn mlp(samples: usize) -> Shards<Workspace> {
         Shards::new(move |shard, batch: &mut Workspace| {
             if batch.labels.is_empty() {
@@ -45,7 +45,7 @@ impl Shards<Workspace> {
 }
 
 impl Shards<Tokens> {
-    /// Shards of so many sequences for a GPT of this size.
+    /// Shards for a GPT of this size, each of `sequences` sequences.
     pub(crate) fn gpt(size: Size, sequences: usize) -> Shards<Tokens> {
         let Size { vocabulary, context, .. } = size;
         Shards::new(move |shard, batch: &mut Tokens| {
@@ -82,13 +82,13 @@ pub(crate) struct Run<M: Model> {
 }
 
 impl<M: Model> Run<M> {
-    /// On so many threads.
+    /// A run on `threads` threads.
     pub(crate) fn new(threads: usize, model: M, data: Shards<M::Batch>) -> Run<M> {
         let threads = GradientThreads::new(NonZeroUsize::new(threads).expect("a thread"));
         Run { rule: AdamW::new(1e-4, 0.1), state: State::new(model.init(1)), data, threads, model }
     }
 
-    /// Milliseconds of a step, over so many.
+    /// The mean time of a step, in milliseconds, over `steps` steps.
     pub(crate) fn time(&mut self, steps: usize) -> f64 {
         let begun = Instant::now();
         (0..steps).for_each(|_| self.step());

@@ -49,8 +49,8 @@ impl Disk {
         self.at.join(".filler")
     }
 
-    /// Lets nothing be made or deleted in its uppermost folder, or allows that again. (A disk that is written to cannot be
-    /// mounted read-only.)
+    /// Lets nothing be made or deleted in its uppermost folder, or allows that again. (A disk that is written to
+    /// cannot be mounted read-only.)
     ///
     /// # Errors
     /// `chattr` fails.

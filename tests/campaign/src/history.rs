@@ -74,7 +74,7 @@ impl Events {
             .is_some_and(|round| matches!(round.state, RoundState::Succeeded | RoundState::Failed | RoundState::Closed))
     }
 
-    /// The nodes as they are now.
+    /// The nodes' records now.
     pub fn nodes(&self) -> Vec<NodeRecord> {
         let nodes = self.now.iter().filter(|(key, _)| key.starts_with("nodes/"));
         nodes.filter_map(|(_, value)| serde_json::from_str(value).ok()).collect()

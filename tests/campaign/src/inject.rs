@@ -147,6 +147,15 @@ impl Scene {
                     }
                 }
             }
+            Action::Wait(time) => tokio::time::sleep(time).await,
+            _ => return self.inject_around(action, injected).await,
+        }
+        Ok(())
+    }
+
+    /// Injects a fault of what surrounds a node: the network, disks, names, clocks, the coordinator.
+    async fn inject_around(&mut self, action: &Action, injected: &mut Injected) -> Result<()> {
+        match *action {
             Action::Cut(who, side, direction, cut) => {
                 injected.then(Undo::Ways);
                 for at in self.targets(who) {
@@ -186,15 +195,7 @@ impl Scene {
                     injected.then(Undo::Clock(at));
                 }
             }
-            Action::Strobe(who) => {
-                for at in self.targets(who) {
-                    injected.then(Undo::Clock(at));
-                    for ahead in [3600, -3600, 3600] {
-                        self.nodes[at].set_clock(ahead)?;
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                    }
-                }
-            }
+            Action::Strobe(who) => self.strobe(who, injected).await?,
             Action::KillCoordinator => {
                 injected.then(Undo::Coordinator);
                 self.coordinator.iter_mut().for_each(Coordinator::kill);
@@ -212,8 +213,19 @@ impl Scene {
                     }
                 }
             }
-            Action::Wait(time) => tokio::time::sleep(time).await,
             _ => return self.inject_store(action, injected).await,
+        }
+        Ok(())
+    }
+
+    /// Sets the clock of each node an hour ahead and an hour back, quickly.
+    async fn strobe(&mut self, who: Who, injected: &mut Injected) -> Result<()> {
+        for at in self.targets(who) {
+            injected.then(Undo::Clock(at));
+            for ahead in [3600, -3600, 3600] {
+                self.nodes[at].set_clock(ahead)?;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
         }
         Ok(())
     }
@@ -283,6 +295,14 @@ impl Scene {
             Action::MoveLeader => self.cluster.move_leader().await?,
             Action::Defragment => self.cluster.defragment().await?,
             Action::RevokeLeases => self.cluster.revoke_leases().await?,
+            _ => return self.inject_record(action).await,
+        }
+        Ok(())
+    }
+
+    /// Changes a record of the job in the store.
+    async fn inject_record(&mut self, action: &Action) -> Result<()> {
+        match *action {
             Action::Delete(key) => self.delete(&format!("{}{key}", self.keys.root())).await?,
             Action::DeleteNode => {
                 let key = self.node_key();

@@ -8,7 +8,7 @@
 //! | [`scene`] | a job, and the stages of its life |
 //! | [`inject`] | injecting a fault, and undoing it |
 //! | [`hosts`], [`names`], [`disk`], [`memory`] | network namespaces, a name server, disks, memory that runs out |
-//! | [`cluster`], [`coordinator`], [`nodes`] | members of etcd, a coordinator, and agents that are restarted as by systemd |
+//! | [`cluster`], [`coordinator`], [`nodes`] | members of etcd, a coordinator, and agents, restarted as by systemd |
 //! | [`soak`], [`usage`] | one long job with many faults, and what its processes use |
 //! | [`history`] | what the observer sees |
 //! | [`checker`] | the promises, decided from that alone |

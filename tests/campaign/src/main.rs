@@ -27,8 +27,8 @@ struct Options {
     /// Only faults whose name contains TEXT; can be repeated
     #[arg(long = "fault", value_name = "TEXT")]
     faults: Vec<String>,
-    /// Only this stage of a job: joining, sealing, starting, running, quiescing, snapshot, checkpoint or finishing; can be
-    /// repeated
+    /// Only this stage of a job: joining, sealing, starting, running, quiescing, snapshot, checkpoint or finishing;
+    /// can be repeated
     #[arg(long = "stage", value_name = "NAME", value_parser = stage)]
     stages: Vec<Stage>,
     /// What the jobs are made of: plain (elastic-trainer on the installed etcd), pytorch (workers of PyTorch), secured

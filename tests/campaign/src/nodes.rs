@@ -51,7 +51,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node that is not started yet, and whose agent is started again so often. `clock` is the library that sets the wall clock of what runs there.
+    /// A node that is not started yet, and whose agent is started again so often. `clock` is the library that sets the
+    /// wall clock of what runs there.
     ///
     /// # Errors
     /// There is no disk available.

@@ -127,7 +127,8 @@ impl Record {
             let ends: Vec<String> = ends.iter().map(|(end, times)| format!("{times} {end}")).collect();
             let _ = writeln!(
                 text,
-                "{name}, {}: {} faults, {jobs} jobs: {}; {broken} broke a promise; longest time without a step {:.1} s ({})",
+                "{name}, {}: {} faults, {jobs} jobs: {}; {broken} broke a promise; longest time without a step {:.1} s \
+                 ({})",
                 record.date,
                 record.faults.len(),
                 ends.join(", "),

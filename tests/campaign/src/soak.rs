@@ -155,7 +155,8 @@ impl Testbed {
 }
 
 impl Scene {
-    /// Kills an agent again and again, until the job has as many events and its first agent as many ports as they ever have.
+    /// Kills an agent again and again, until the job has as many events and its first agent as many ports as they ever
+    /// have.
     async fn age(&mut self) -> Result<()> {
         const KILLS: u64 = 2 * AGED;
         let killed = fault::all().into_iter().find(|fault| fault.name == "an agent is killed");
@@ -250,7 +251,8 @@ impl Soaked {
     /// Two tables: of recoveries by fault, and of what was in use.
     pub fn tables(&self) -> String {
         let mut text = String::from(
-            "| fault | times | without a step: median, 99 %, most | whole after: median, 99 %, most |\n|---|---|---|---|\n",
+            "| fault | times | without a step: median, 99 %, most | whole after: median, 99 %, most |\n\
+             |---|---|---|---|\n",
         );
         let mut names: Vec<&str> = self.recoveries.iter().map(|one| one.fault.as_str()).collect();
         names.sort_unstable();

@@ -13,7 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 const SCRIPT: &str = r#"#!/bin/bash
 dir=${0%/*}
 while read -r _ round _ _ _ _ _ _ _ pid _; do
-  if [ "$round" != "$ELASTIC_ROUND" ] && [ -e "/proc/$pid/exe" ] && grep -qzx "ELASTIC_ROUND=$round" "/proc/$pid/environ"; then
+  if [ "$round" != "$ELASTIC_ROUND" ] && [ -e "/proc/$pid/exe" ] &&
+      grep -qzx "ELASTIC_ROUND=$round" "/proc/$pid/environ"; then
     echo "worker $pid of round $round is alive while round $ELASTIC_ROUND starts" >> "$dir/overlaps"
   fi
 done 2>/dev/null < "$dir/starts"

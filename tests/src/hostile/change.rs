@@ -1,5 +1,5 @@
-//! Changes of JSON that keep it JSON: numbers at their ends, values of another type, members gone. A change of bytes seldom
-//! gets past the parser.
+//! Changes of JSON that keep it JSON: numbers at their ends, values of another type, members gone. A change of bytes
+//! seldom gets past the parser.
 
 use serde_json::{Value, json};
 

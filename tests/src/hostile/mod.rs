@@ -1,5 +1,5 @@
-//! What strangers may send or leave behind, byte for byte: each function takes any bytes, gives them to one parser of ours,
-//! and panics where the product does, or does not come to rest. `tests/hostile/bytes.rs` gives changed samples, and
+//! What strangers may send or leave behind, byte for byte: each function takes any bytes, gives them to one parser of
+//! ours, and panics where the product does, or does not come to rest. `tests/hostile/bytes.rs` gives changed samples, and
 //! `fuzz/` whatever libFuzzer finds.
 //!
 //! | module | what is given |

@@ -1,4 +1,4 @@
-//! A job's records in the store, changed by who may write there: a leader, a node and operators read them.
+//! Records of a job that a client of the store has changed. A leader, a node and an operator read them.
 
 use std::sync::Arc;
 
@@ -15,10 +15,11 @@ use super::change;
 
 const NOW: Time = Time::from_millis(100_000);
 
-/// More steps than any record should take without time passing.
+/// More steps than any record may cause while the test's clock does not move.
 const MOST: usize = 60;
 
-/// Plays records: the first byte chooses one, the second whether the rest is its value, or changes of a valid one.
+/// Runs a job with one changed record. The first byte chooses the record. The second says whether the other bytes are
+/// its value or change a valid value.
 pub fn play(bytes: &[u8]) {
     let [which, how, rest @ ..] = bytes else { return };
     let job: JobId = "J".parse().expect("an id");
@@ -31,7 +32,7 @@ pub fn play(bytes: &[u8]) {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        // As it is found, and as it comes while all is well.
+        // The changed record is there from the beginning; then it comes while all is well.
         for comes_late in [false, true] {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::start(Limits::default()));
             let changed = (records[place].0.clone(), value.clone());
@@ -133,7 +134,7 @@ async fn serve(store: &Arc<dyn Store>, member: &mut Member, now: Time, wants: Ve
     panic!("the node asks on and on: {wants:?}");
 }
 
-/// The store's leases run by a clock of its own.
+/// Removes the leases from a transaction, since the store's leases run on another clock than the test.
 fn without_leases(mut txn: Txn) -> Txn {
     for op in txn.then.iter_mut().chain(&mut txn.otherwise) {
         if let Op::Put { lease, .. } = op {

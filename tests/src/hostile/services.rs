@@ -1,4 +1,5 @@
-//! gRPC: messages of any bytes to each method of the embedded store, and to each of the port that nodes have for their peers.
+//! gRPC: messages of any bytes to each method of the embedded store, and to each of the port that nodes have for their
+//! peers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -66,8 +67,8 @@ pub fn embedded_store(bytes: &[u8]) {
     });
 }
 
-/// Calls a method of the port of a node that leads its job: which, how, and the message. The node must vouch for itself to
-/// the next client all the same.
+/// Calls a method of the port of a node that leads its job: which, how, and the message. The node must vouch for
+/// itself to the next client all the same.
 pub fn peer_port(bytes: &[u8]) {
     let [method, how, message @ ..] = bytes else { return };
     on_a_runtime(async {
@@ -101,7 +102,7 @@ pub fn peer_port(bytes: &[u8]) {
             );
         };
         tokio::select! {
-            parting = node.run(records::setup(&keys), &commands, &mut reports) => panic!("the node has left: {parting:?}"),
+            left = node.run(records::setup(&keys), &commands, &mut reports) => panic!("the node has left: {left:?}"),
             () = play => {}
         }
     });

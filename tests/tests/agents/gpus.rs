@@ -1,5 +1,5 @@
-//! GPUs that a process of an earlier round still holds, and what `/metrics` tells of GPUs. A stand-in for NVIDIA's library, compiled here, lists the GPUs,
-//! so the machine needs none. These tests do not show how a real driver behaves.
+//! GPUs that a process of an earlier round still holds, and what `/metrics` tells of GPUs. A stand-in for NVIDIA's
+//! library, compiled here, lists the GPUs, so the machine needs none. These tests do not show how a real driver behaves.
 
 use std::process::{Child, Command, Stdio};
 

@@ -99,7 +99,8 @@ struct ChaosRun {
 
 impl ChaosRun {
     fn begin(etcd: &EtcdServer, flags: &[&str], total: u64, seed: u64) -> ChaosRun {
-        // Each failure of a worker costs a restart, so there must be enough; and chance may kill the same node's each time.
+        // Each failure of a worker costs a restart, so there must be enough; and chance may kill the same node's each
+        // time.
         let job = Job::on(etcd, "1:3")
             .flag("--max-restarts=1000")
             .flag("--exclude-after=0")
@@ -232,8 +233,8 @@ impl Undisturbed {
         self.losses.len()
     }
 
-    /// Sees that another run has the same losses and parameters, bit for bit. A step that was done twice counts as it was
-    /// done last.
+    /// Sees that another run has the same losses and parameters, bit for bit. Of a step that was done twice,
+    /// the last time counts.
     pub(crate) fn is_same(&self, trace: &[Value], printed: &str) {
         let steps = trace.iter().filter(|line| line["event"] == "step");
         let counted: BTreeMap<u64, u64> =

@@ -253,7 +253,8 @@ async fn without_files_the_end_of_standard_error_is_there_and_a_flag_is_named() 
     let printed = lines(&etcd, &[], 1).await;
     assert_eq!(printed, "[0]:err 0 0\n");
     let (ok, _, said) = logs(&etcd, &[]).await;
-    let why = "node a: the standard output of its workers goes to the agent's own console, past the agent: start agents with --redirects=3";
+    let why = "node a: the standard output of its workers goes to the agent's own console, past the agent: start \
+               agents with --redirects=3";
     assert!(ok && said.contains(why), "{said}");
     go(&job, 0);
     // Of the worker before, too.

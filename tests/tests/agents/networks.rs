@@ -13,8 +13,8 @@ use tempfile::TempDir;
 use crate::agents::peer_tls::Pki;
 use crate::agents::python::{noted, python};
 
-/// Two hosts, each booted by itself and on two networks; the default route leads into the first, the store is in the second. Each has an
-/// `/etc/hosts` of its own, and no name server.
+/// Two hosts, each booted by itself and on two networks; the default route leads into the first, the store is in the
+/// second. Each has an `/etc/hosts` of its own, and no name server.
 struct Hosts {
     names: [String; 2],
     files: TempDir,

@@ -46,7 +46,8 @@ async fn every_agent_gives_the_same_report_with_the_workers_traceback() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let recorded = r#"{"message":{"message":"ValueError: boom","extraInfo":{"py_callstack":"Traceback: frame 1\nframe 2","timestamp":"1"}}}"#;
     let program = format!(
-        r#"if [ "$RANK" = 1 ]; then echo '{recorded}' > "$TORCHELASTIC_ERROR_FILE"; echo "last words" >&2; exit 3; fi; exec sleep 1000"#
+        r#"if [ "$RANK" = 1 ]; then echo '{recorded}' > "$TORCHELASTIC_ERROR_FILE"; echo "last words" >&2; exit 3; fi
+        exec sleep 1000"#
     );
     let job = Job::on(&etcd, "3").flag("--report=json").program(["bash", "-c", &program]);
 

@@ -10,7 +10,8 @@ node, round, rank, local_rank = e["ELASTIC_NODE"], int(e["ELASTIC_ROUND"]), int(
 def note(name, line):
     with open(folder / name, "a") as file: file.write(line + "\n")
 def here():
-    names = "ELASTIC_NODE ELASTIC_ROUND RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_RESTART_COUNT"
+    names = "ELASTIC_NODE ELASTIC_ROUND RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
+    names += " TORCHELASTIC_RESTART_COUNT"
     master = e["MASTER_ADDR"] + ":" + e["MASTER_PORT"]
     note("starts", " ".join([e[name] for name in names.split()] + [str(os.getpid()), master]))
 def agent():

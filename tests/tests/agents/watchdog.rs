@@ -182,9 +182,9 @@ time.sleep(1000)
 
 /// The port at which an agent tells its health, once it does.
 pub(crate) async fn health_port(agent: &Agent) -> String {
-    agent.says("health port=", LIMIT).await;
+    agent.says("health over HTTP port=", LIMIT).await;
     let output = agent.output();
-    let (_, rest) = output.split_once("health port=").unwrap();
+    let (_, rest) = output.split_once("health over HTTP port=").unwrap();
     // Only on loopback, which is the default.
     assert!(rest.lines().next().unwrap().contains("address=127.0.0.1"), "{output}");
     rest.split_whitespace().next().unwrap().to_owned()

@@ -1,6 +1,6 @@
 //! Machines, each as a network namespace and a mount namespace: with names and addresses on one network, and an `/etc`,
-//! `/run`, `/srv`, `/usr/local` and `/var/lib/etcd` of its own. They reach one another by `ssh` and `scp`, which are small
-//! scripts here, and have a `systemctl` that notes what it is asked for.
+//! `/run`, `/srv`, `/usr/local` and `/var/lib/etcd` of its own. They reach one another by `ssh` and `scp`, which are
+//! small scripts here, and have a `systemctl` that notes what it is asked for.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -33,9 +33,11 @@ done
 "#;
 
 const SYSTEMCTL: &str = r#"#!/bin/sh
-# What it is asked to do is noted, and told as done to who asks how a unit is.
+# Notes what it is asked to do, and reports it as done when a script asks for the state of a unit.
 case "$*" in
-*show\ *) echo LoadState=loaded && echo "ActiveState=$(grep -Eqs '^(re)?start ' /run/asked && echo active || echo inactive)" ;;
+*show\ *)
+    grep -Eqs '^(re)?start ' /run/asked && state=active || state=inactive
+    echo LoadState=loaded && echo "ActiveState=$state" ;;
 *is-enabled\ *) grep -qs '^enable ' /run/asked ;;
 *) echo "$*" | tee -a /run/asked >> /run/systemctl ;;
 esac

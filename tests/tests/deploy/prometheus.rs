@@ -285,6 +285,7 @@ impl Site {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one scenario, step after step")]
 #[tokio::test]
 async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
     let Some(program) = program("prometheus") else { return };

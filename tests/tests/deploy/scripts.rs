@@ -90,8 +90,8 @@ fn what_is_there_is_not_made_again() {
         assert!(!done, "{again:?}");
     }
     assert_eq!((certificates.read("ca-key.pem"), certificates.read("agents.pem")), (ca, agents));
-    let (done, said) = certificates.run(&["renew", "certs", "nobody"], &[]);
-    assert!(!done && said.contains("certs/nobody.pem is missing"), "{said}");
+    let (done, said) = certificates.run(&["renew", "certs", "absent"], &[]);
+    assert!(!done && said.contains("certs/absent.pem is missing"), "{said}");
 }
 
 #[test]

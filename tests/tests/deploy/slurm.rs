@@ -219,8 +219,8 @@ async fn a_job_that_gives_way_saves_and_continues_later() {
         ["saved-0", "saved-1"].map(|name| std::fs::read_to_string(slurm.path(name)).unwrap().parse().unwrap());
     assert!(saved.iter().all(|&step| step > 0), "{saved:?}");
 
-    // When the nodes are free, it continues from there, and succeeds. Slurm lets a job rest for two minutes before it starts
-    // again, unless it is configured otherwise; nodes refuse it in the second in which it ended.
+    // When the nodes are free, it continues from there, and succeeds. Slurm lets a job rest for two minutes before it
+    // starts again, unless it is configured otherwise; nodes refuse it in the second in which it ended.
     slurm.says(&urgent, &["RunTime=00:00:03"]).await;
     slurm.run("scancel", &[&urgent]).await.unwrap();
     slurm.run("scontrol", &["update", &format!("jobid={job}"), "starttime=now"]).await.unwrap();

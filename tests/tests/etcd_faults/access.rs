@@ -40,7 +40,7 @@ async fn only_the_right_password_opens() {
 
     server.enable_auth("root-secret", "secret").await;
     let denied = |error: StoreError| matches!(error, StoreError::Denied { .. }) && !error.is_transient();
-    for wrong in [None, Some(user("trainer", "guess")), Some(user("nobody", "secret"))] {
+    for wrong in [None, Some(user("trainer", "guess")), Some(user("stranger", "secret"))] {
         let store = store_as(&server, wrong);
         assert!(denied(why(&store).await));
         assert!(denied(store.txn(own.clone()).await.unwrap_err()));

@@ -1,5 +1,5 @@
-//! Tokens that a change of users or roles ends, and where there was none before. Those that end with time, in a whole job,
-//! are in `deploy::users`; those that etcd forgets, in `access`.
+//! Tokens that a change of users or roles ends, and where there was none before. Those that end with time, in a whole
+//! job, are in `deploy::users`; those that etcd forgets, in `access`.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,6 +1,5 @@
-//! The examples for Transformers, Lightning and a folder of images, and Accelerate's launcher, with the real packages under
-//! kills. `make
-//! test-frameworks` installs these and runs the tests.
+//! The examples for Transformers, Lightning and a folder of images, and Accelerate's launcher, with the real packages
+//! under kills. `make test-frameworks` installs these and runs the tests.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -72,7 +71,7 @@ async fn transformers_continues_from_memory() {
     std::fs::create_dir_all(folder.path().join("checkpoints/checkpoint-999")).unwrap();
     let out = typed(&python, folder.path(), again).await;
     assert!(resumed(&out).is_empty() && out.contains("step 150: mean loss "), "{out}");
-    assert!(out.contains("'epoch': '2.4'") && !out.contains("'epoch': '1.6'"), "it went on from step 100: {out}");
+    assert!(out.contains("'epoch': '2.4'") && !out.contains("'epoch': '1.6'"), "it continued from step 100: {out}");
 }
 
 #[tokio::test]
@@ -140,6 +139,6 @@ END
         wait $! || { cat out; exit 1; }
         cat out"#;
     let out = typed(&python, folder.path(), train).await;
-    assert!(out.lines().any(|line| line.starts_with("goes on after step ") && line.ends_with(" 2 workers")), "{out}");
+    assert!(out.lines().any(|line| line.starts_with("continues after step ") && line.ends_with(" 2 workers")), "{out}");
     assert!(out.contains("epoch 2, step 18: loss "), "{out}");
 }

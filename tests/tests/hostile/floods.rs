@@ -95,8 +95,8 @@ pub(crate) async fn names(peer: SocketAddr, said: Said) {
     }
 }
 
-/// Opens this many streams of a call on one connection, whatever the server allows, and waits until the server has read all of
-/// them or hung up. Returns whether it hung up.
+/// Opens this many streams of a call on one connection, whatever the server allows, and waits until the server has
+/// read all of them or hung up. Returns whether it hung up.
 pub(crate) async fn streams(peer: SocketAddr, call: &str, count: u32) -> bool {
     const SETTINGS: u8 = 4;
     const PING: u8 = 6;

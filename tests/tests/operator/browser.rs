@@ -163,7 +163,7 @@ async fn an_operator_s_clicks_exclude_and_drain_a_node_and_close_the_job_and_a_r
     // Given a token that is none, the page says so and asks again
     page.shows("This coordinator shows jobs to its users alone").await;
     page.types("nonsense").await;
-    page.shows("nobody has this token").await;
+    page.shows("no user has this token").await;
     page.types(&reader).await;
     page.shows("rita, who may read").await;
     assert_eq!(page.evaluate("document.querySelectorAll('button, form').length").await, 0);

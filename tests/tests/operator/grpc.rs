@@ -1,4 +1,5 @@
-//! The coordinator's gRPC API, by a client of another program. Who may call what is in `users`, with the JSON API's table.
+//! The coordinator's gRPC API, by a client of another program. Who may call what is in `users`, with the JSON API's
+//! table.
 
 use elastic_proto::jobs::ask_request::Wish;
 use elastic_proto::jobs::jobs_client::JobsClient;
@@ -309,7 +310,7 @@ async fn a_watch_ends_when_its_token_is_taken_away() {
             break end;
         }
     };
-    assert!(end.code() == Code::Unauthenticated && end.message().contains("nobody has this token"), "{end:?}");
+    assert!(end.code() == Code::Unauthenticated && end.message().contains("no user has this token"), "{end:?}");
     succeed(served.nodes).await;
 }
 
@@ -399,7 +400,7 @@ async fn it_is_served_over_tls_beside_the_json_api() {
     let job = eventually("the jobs were read", WITHIN, async || jobs.clone().get(get()).await.ok()).await;
     assert_eq!(job.into_inner().state(), JobState::Running);
     let (refused, why) = code(jobs.get(with(Some("nonsense"), GetRequest { job: "train".into() })).await);
-    assert!(refused == Code::Unauthenticated && why.contains("nobody has this token"), "{refused} {why}");
+    assert!(refused == Code::Unauthenticated && why.contains("no user has this token"), "{refused} {why}");
     assert!(connect(&Certs::new()).await.is_err(), "a stranger's certificate is not trusted");
 
     let ca = certs.ca.display().to_string();

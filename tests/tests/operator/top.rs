@@ -73,7 +73,7 @@ impl Screen {
         ended.code().expect("no signal ends it")
     }
 
-    /// Whether keys are shown as they are typed, as in a shell.
+    /// Whether the terminal shows the keys that are typed, as in a shell.
     fn is_as_before(&self) -> bool {
         let modes = tcgetattr(&self.terminal).unwrap().local_modes;
         modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)

@@ -1,4 +1,5 @@
-//! Users of the coordinator's APIs, as they call them with curl and over gRPC: roles, tokens, TLS, and what they change on real etcd.
+//! Users of the coordinator's APIs, as they call them with curl and over gRPC: roles, tokens, TLS, and what they
+//! change on real etcd.
 
 use std::path::{Path, PathBuf};
 
@@ -93,7 +94,7 @@ impl Served {
 type Row = (&'static str, Option<&'static str>, Vec<Rpc>, [u16; 7]);
 
 fn table() -> Vec<Row> {
-    let nobody = Some(r#"{"node":"nobody"}"#);
+    let absent = Some(r#"{"node":"absent"}"#);
     let empty = Some("{}");
     vec![
         ("/live", None, vec![], [200; 7]),
@@ -107,10 +108,10 @@ fn table() -> Vec<Row> {
         ("/v1/jobs/train/events", None, vec![Rpc::Events, Rpc::Watch], [401, 401, 200, 200, 404, 200, 401]),
         ("/v1/nothing", None, vec![Rpc::Unknown], [401, 401, 404, 404, 404, 404, 401]),
         ("/v1/jobs/train/drain", None, vec![], [401, 401, 405, 405, 405, 405, 401]),
-        ("/v1/jobs/train/drain", nobody, vec![grpc::drain("nobody")], [401, 401, 403, 404, 404, 403, 401]),
-        ("/v1/jobs/train/undrain", nobody, vec![grpc::undrain("nobody")], [401, 401, 403, 404, 404, 403, 401]),
-        ("/v1/jobs/train/include", nobody, vec![grpc::include("nobody")], [401, 401, 403, 404, 404, 403, 401]),
-        ("/v1/jobs/train/evict", nobody, vec![grpc::evict("nobody")], [401, 401, 403, 404, 404, 403, 401]),
+        ("/v1/jobs/train/drain", absent, vec![grpc::drain("absent")], [401, 401, 403, 404, 404, 403, 401]),
+        ("/v1/jobs/train/undrain", absent, vec![grpc::undrain("absent")], [401, 401, 403, 404, 404, 403, 401]),
+        ("/v1/jobs/train/include", absent, vec![grpc::include("absent")], [401, 401, 403, 404, 404, 403, 401]),
+        ("/v1/jobs/train/evict", absent, vec![grpc::evict("absent")], [401, 401, 403, 404, 404, 403, 401]),
         ("/v1/jobs/train/drain", empty, vec![grpc::drain("")], [401, 401, 403, 400, 404, 403, 401]),
         ("/v1/jobs/train/drain", Some(r#"{"node":"b","nod":"a"}"#), vec![], [401, 401, 403, 400, 404, 403, 401]),
         (
@@ -129,7 +130,7 @@ fn table() -> Vec<Row> {
             vec![grpc::set(None, Some(2))],
             [401, 401, 403, 200, 404, 403, 401],
         ),
-        ("/v1/jobs/train/exclude", nobody, vec![grpc::exclude("nobody")], [401, 401, 403, 200, 404, 403, 401]),
+        ("/v1/jobs/train/exclude", absent, vec![grpc::exclude("absent")], [401, 401, 403, 200, 404, 403, 401]),
         ("/v1/jobs/train/resume", empty, vec![grpc::resume()], [401, 401, 403, 200, 404, 403, 401]),
         ("/v1/jobs/train/pause", empty, vec![grpc::pause()], [401, 401, 403, 200, 404, 403, 401]),
         ("/v1/jobs/train/close", Some(""), vec![grpc::close()], [401, 401, 403, 200, 404, 403, 401]),

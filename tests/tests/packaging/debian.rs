@@ -139,7 +139,8 @@ fn another_vendors_agent_is_not_replaced() {
     std::fs::create_dir_all(tree.join("DEBIAN")).unwrap();
     std::fs::create_dir_all(tree.join("usr/bin")).unwrap();
     std::fs::write(tree.join("usr/bin/elastic-agent"), "theirs").unwrap();
-    let control = "Package: elastic-agent\nVersion: 9.0.0\nArchitecture: all\nMaintainer: them <them@localhost>\nDescription: theirs\n";
+    let control = "Package: elastic-agent\nVersion: 9.0.0\nArchitecture: all\n\
+                   Maintainer: them <them@localhost>\nDescription: theirs\n";
     std::fs::write(tree.join("DEBIAN/control"), control).unwrap();
     let package = other.path().join("elastic-agent_9.0.0_all.deb");
     succeeds(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(&tree).arg(&package));

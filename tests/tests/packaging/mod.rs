@@ -1,5 +1,5 @@
-//! What `make dist` has made, each installed where nothing else is, and a job of two nodes trained there. `make test-dist`
-//! runs these.
+//! What `make dist` has made, each installed where nothing else is, and a job of two nodes trained there. `make
+//! test-dist` runs these.
 //!
 //! | module | what it is installed into |
 //! |---|---|

@@ -100,7 +100,7 @@ const ONE_TO_FOUR: &str = "1:4";
 
 /// Where the store is.
 enum Store {
-    Etcd(#[allow(dead_code)] EtcdServer),
+    Etcd(#[allow(dead_code)] Box<EtcdServer>),
     /// The first agent serves it on this port.
     OfTheFirst(u16),
     OfEach,
@@ -121,7 +121,7 @@ async fn job(means: Means, nnodes: &str) -> (Job, Store) {
     match means {
         Means::Etcd => {
             let etcd = EtcdServer::start(EtcdOptions::default()).await;
-            (Job::on(&etcd, nnodes), Store::Etcd(etcd))
+            (Job::on(&etcd, nnodes), Store::Etcd(Box::new(etcd)))
         }
         Means::C10d => {
             let port = free_port();

@@ -105,7 +105,7 @@ async fn the_ddp_example_continues_from_its_checkpoint() {
     let train = r#"elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 "$EXAMPLES/train_ddp.py""#;
     let out = typed(&torch, folder.path(), &format!("{train} --epochs=2; {train} --epochs=4")).await;
     // PyTorch may abort a worker that has done all, which is then started again for nothing.
-    let (before, after) = out.split_once("goes on with epoch 2, 2 workers").expect("it goes on");
+    let (before, after) = out.split_once("continues with epoch 2, 2 workers").expect("it continues");
     let epochs = |out: &str| out.lines().filter(|line| line.contains(": loss ")).count();
     assert_eq!((epochs(before), epochs(after)), (2, 2), "{out}");
     assert!(out.contains("epoch 3: loss "), "{out}");
@@ -131,7 +131,7 @@ async fn the_imagenet_example_continues(disks: &str) {
         kill -KILL "$(pgrep -n -f "python.*train_imagenet.py.*$PWD")"
         wait %1"#;
     let out = typed(&torch, folder.path(), &train.replace("DISKS", disks)).await;
-    assert!(out.lines().any(|line| line.starts_with("goes on after step ") && line.ends_with(" 2 workers")), "{out}");
+    assert!(out.lines().any(|line| line.starts_with("continues after step ") && line.ends_with(" 2 workers")), "{out}");
     assert!(out.contains("epoch 19, step 640: loss "), "{out}");
 }
 

@@ -93,8 +93,9 @@ pub(crate) fn finish(job: &Job) {
     std::fs::write(job.path("finish"), "").unwrap();
 }
 
-/// Checks that each round continued from what had been reported before it, `unit` by `unit`: from the one after the last that
-/// is known to be saved, or later, as a worker may die between saving and telling. Within a round none is left out.
+/// Checks that each round continued from what had been reported before it, `unit` by `unit`: from the one after the
+/// last that is known to be saved, or later, as a worker may die between saving and telling. Within a round none is
+/// left out.
 pub(crate) fn continues(lines: &[Line], event: &str, unit: &str, first: u64) {
     let rounds: BTreeSet<u64> = lines.iter().map(|line| line.number("round")).collect();
     let mut next = first;

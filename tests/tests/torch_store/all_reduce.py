@@ -31,5 +31,5 @@ while os.path.exists(f"/proc/{pid}/exe"):
     time.sleep(0.02)
 store.set(f"after/{rank}", "here")
 assert [store.get(f"after/{peer}") for peer in (1, 2, 3)] == [b"here"] * 3
-print(f"rank {rank} went on without rank 0", flush=True)
+print(f"rank {rank} continued without rank 0", flush=True)
 os._exit(0)

@@ -84,7 +84,7 @@ def both(act, release):
     assert thread.is_alive(), "it should wait"
     release()
     thread.join(60)
-    assert not thread.is_alive(), "it should go on"
+    assert not thread.is_alive(), "it should continue"
     return result[0]
 
 

@@ -78,7 +78,7 @@ async fn gloo_begins_again_in_four_rounds_and_outlives_rank_0() {
         let sums = said.iter().filter(|line| line.starts_with(&format!("round {round} rank "))).count();
         assert_eq!(sums, 4, "round {round}: {said:#?}");
     }
-    assert_eq!(said.iter().filter(|line| line.ends_with("went on without rank 0")).count(), 3, "{said:#?}");
+    assert_eq!(said.iter().filter(|line| line.ends_with("continued without rank 0")).count(), 3, "{said:#?}");
 }
 
 /// What all workers of all rounds have written.

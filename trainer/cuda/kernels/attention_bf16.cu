@@ -272,9 +272,10 @@ attention_by_heads(Bf16 *__restrict__ to, const Bf16 *__restrict__ triples, int 
     }
 }
 
-// Writes for each row of each head the dot product of the derivative by the outputs with these: the mean, by the softmax's
-// weights, of the derivative by the weights. And, as `attention_by_heads` does, that derivative; with a `depth` of 0 that
-// is left out. A block for each row of the batch; a warp for each of its heads, or for two of up to 64 columns.
+// Writes for each row of each head the dot product of the derivative by the outputs with these: the mean, by the
+// softmax's weights, of the derivative by the weights. And, as `attention_by_heads` does, that derivative; with a
+// `depth` of 0 that is left out. A block for each row of the batch; a warp for each of its heads, or for two of up to
+// 64 columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_means(Bf16 *__restrict__ to, float *__restrict__ means, const Bf16 *__restrict__ output_slopes,
                 const Bf16 *__restrict__ outputs, int time, int heads, int columns, int depth)

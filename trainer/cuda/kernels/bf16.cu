@@ -1,5 +1,5 @@
-// Numbers in bf16: their rounding, and reads and writes of four at once. The host puts this file behind `fours.cu`, before
-// the files whose kernels take them.
+// Numbers in bf16: their rounding, and reads and writes of four at once. The host puts this file behind `fours.cu`,
+// before the files whose kernels take them.
 
 // The upper half of an f32.
 typedef unsigned short Bf16;

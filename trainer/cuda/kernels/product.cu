@@ -1,6 +1,6 @@
-// Products of matrices, with what follows a layer's product (bias, ReLU, mask). The operands are f32, f32 rounded to bf16,
-// or bf16; sums are f32. For products of f32 by cuBLASLt: the rounding before them, and what follows them. Tensor cores
-// are not used.
+// Products of matrices, with what follows a layer's product (bias, ReLU, mask). The operands are f32, f32 rounded to
+// bf16, or bf16; sums are f32. For products of f32 by cuBLASLt: the rounding before them, and what follows them.
+// Tensor cores are not used.
 //
 // Each number of the product is summed by one thread, in the order of the inner dimension. So equal shapes and contents
 // give equal bits, and a row's bits do not depend on the number of rows.
@@ -40,8 +40,8 @@ static __device__ float followed(float value, const float *more, long long place
 
 // Writes left · right into `out`: `rows` by `columns`, row by row, summed over `inner`. Each operand has a stride
 // between rows and one between columns. `more` is a bias for each column, or a mask of the product's shape: where it is
-// not above zero, the product becomes zero. With `rounds`, operands are rounded to bf16. If it `adds`, what is in `out` is
-// added. A block computes TILE rows and columns, a thread EACH by EACH of them.
+// not above zero, the product becomes zero. With `rounds`, operands are rounded to bf16. If it `adds`, what is in
+// `out` is added. A block computes TILE rows and columns, a thread EACH by EACH of them.
 template <class Out, class Operand>
 static __device__ void multiply(Out *out, const Operand *left, long long left_row, long long left_column,
                                 const Operand *right, long long right_row, long long right_column, const float *more,

@@ -292,8 +292,8 @@ gelu_slope(float *__restrict__ slope, const float *__restrict__ inputs, long lon
 #define GELU_BF16 2
 #define GELU_SLOPE_BF16 3
 
-// Adds a bias; adds it, keeps the sums as `inputs` and takes their GELU; or turns a derivative by GELU's outputs into that
-// by its `inputs`. A block for each row of `columns` numbers.
+// Adds a bias; adds it, keeps the sums as `inputs` and takes their GELU; or turns a derivative by GELU's outputs into
+// that by its `inputs`. A block for each row of `columns` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS)
 follow_bf16(Bf16 *out, Bf16 *inputs, const Bf16 *bias, int columns, int after)
 {

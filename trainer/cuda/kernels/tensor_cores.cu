@@ -1,5 +1,6 @@
 // What tensor cores take and give, and how numbers come to them: one function for each instruction of PTX. The host puts
-// this file, after `bf16.cu`, before `attention_bf16.cu`. On CPUs the driver's double has functions of these names instead.
+// this file, after `bf16.cu`, before `attention_bf16.cu`. On CPUs the driver's double has functions of these names
+// instead.
 //
 // A warp multiplies together. Each of its threads, `lane`, holds a part of each matrix: with group = lane / 4 and
 // pair = lane % 4 * 2,

@@ -44,8 +44,8 @@ pub use state::{GpuState, HostCopy};
 /// A model's pass on a GPU, in two parts: the copies from the host, and the launches. So the launches can be captured
 /// once and replayed.
 pub trait Pass<B> {
-    /// Does what it can for the next batch to load, on the host alone. It is called while the GPU computes the one before,
-    /// or not at all.
+    /// Does what it can for the next batch to load, on the host alone. It is called while the GPU computes the one
+    /// before, or not at all.
     fn prepare(&mut self, batch: &B) {
         let _ = batch;
     }

@@ -166,8 +166,8 @@ impl<D: Disk> Checkpoints<D> {
         }
     }
 
-    /// Makes the folder its job's, or says whose it is. A folder that names no job, since its file of that was removed, is
-    /// the job's whose checkpoints it holds.
+    /// Makes the folder its job's, or says whose it is. A folder that names no job, since its file of that was
+    /// removed, is the job's whose checkpoints it holds.
     fn claim(&mut self) -> io::Result<Option<String>> {
         let Some(SavingJob { job, .. }) = self.owner.clone() else { return Ok(None) };
         let another = |theirs: Option<String>| theirs.filter(|theirs| *theirs != job);

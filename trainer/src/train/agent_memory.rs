@@ -1,15 +1,15 @@
-//! What a worker has to do with the agent's memory for snapshots, from one round to the next.
+//! Decides how a worker uses the agent's memory for snapshots, from one round to the next.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 /// What this worker has done about the agent's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AgentMemory {
-    /// It has not asked for it.
+    /// The worker has not asked for the memory.
     Unasked,
     /// It keeps snapshots there.
     Kept,
-    /// It asked only to look for what an earlier worker has left, and gives the memory back once the ranks agree.
+    /// It asked only to find what an earlier worker has left, and gives the memory back once the ranks agree.
     Looking,
     /// It kept snapshots there until this round, and gives the memory back once the ranks agree.
     Leaving,

@@ -1,19 +1,19 @@
-//! The loss of a run as a picture, with the changes of its group: SVG, drawn without help.
+//! Draws the loss of a run and the changes of its group as SVG, without a library.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 use std::fmt::Write;
 
-/// A step that was done.
+/// A completed step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Point {
     /// Counted from 1.
     pub step: u64,
     /// Its mean loss.
     pub loss: f32,
-    /// The round it was done in.
+    /// The round that did the step.
     pub round: u64,
-    /// Ranks that shared it.
+    /// The number of ranks that shared the step.
     pub world_size: u32,
 }
 
@@ -25,17 +25,17 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 50.0;
 
-/// Points of the curve at most: beyond, each is the mean of several steps.
+/// The most points of the curve. In a longer run, each point is the mean of several steps.
 const POINTS: usize = 800;
 
-/// Lines of the grid in each direction, about.
+/// About how many lines the grid has in each direction.
 const GRID: f64 = 6.0;
 
 const STYLE: &str = "text{font:13px sans-serif;fill:#333}.grid{stroke:#ddd}.loss{fill:none;stroke:#2563eb;stroke-width:1.5}\
     .change{stroke:#dc2626;stroke-dasharray:4 3}.reachable{stroke:#16a34a;stroke-dasharray:8 4}";
 
-/// Draws a run's steps (each once, in order), and the loss that can be reached, where it is known.
-/// What was not seen is left out.
+/// Draws a run's steps (each once, in order), and the loss that can be reached, if it is known.
+/// Steps that are not in `points` are left out.
 pub(crate) fn draw(points: &[Point], reachable: Option<f64>) -> String {
     let frame = Frame::around(points, reachable);
     let mut svg = format!(
@@ -46,7 +46,7 @@ pub(crate) fn draw(points: &[Point], reachable: Option<f64>) -> String {
     frame.grid(&mut svg);
     if let Some(loss) = reachable {
         line(&mut svg, "reachable", (LEFT, frame.y(loss)), (WIDTH - RIGHT, frame.y(loss)));
-        // Where the curve is far above, and apart from the numbers of the steps.
+        // Here the label does not touch the curve, which is far above, or the numbers of the steps.
         text(&mut svg, (LEFT + 6.0, frame.y(loss) - 6.0), "start", &format!("{loss:.4} is reachable"));
     }
     frame.changes(&mut svg, points);
@@ -111,7 +111,7 @@ impl Frame {
     }
 }
 
-/// The smallest and the largest, never the same.
+/// The smallest and the largest value, moved apart if they are equal.
 fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let none = (f64::INFINITY, f64::NEG_INFINITY);
     match values.fold(none, |(low, high), value| (low.min(value), high.max(value))) {
@@ -131,7 +131,7 @@ fn ticks((low, high): (f64, f64)) -> impl Iterator<Item = f64> {
     (first..=last).map(move |count| count as f64 * distance)
 }
 
-/// Without the noise of its last bits.
+/// A number's text, rounded to six digits after the point.
 fn number(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

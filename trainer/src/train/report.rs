@@ -64,7 +64,8 @@ impl ProgressLine {
         let units = rate * (schedule.samples * unit.of_a_sample) as f64 / per_epoch as f64;
         let workers = if *world_size == 1 { "worker" } else { "workers" };
         format!(
-            "step {step}/{total}  epoch {}/{}  loss {loss:.4}{reachable}  {units:.0} {}/s  {world_size} {workers}  about {} left",
+            "step {step}/{total}  epoch {}/{}  loss {loss:.4}{reachable}  {units:.0} {}/s  {world_size} {workers}  about \
+             {} left",
             step.div_ceil(per_epoch),
             schedule.epochs,
             unit.name,

@@ -1,5 +1,5 @@
-"""Which part of a sharded tensor a rank holds, and which of another rank's it needs when the world has changed. Nothing here
-asks torch.distributed."""
+"""Which part of a sharded tensor a rank holds, and which of another rank's it needs when the world has changed.
+Nothing here asks torch.distributed."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Layout:
             return ["R"] * len(self.mesh)
         if len(along) > 1 or len([one for one in dimensions if one is not None]) > 1 or len(self.over) != 1:
             raise ValueError(
-                f"a tensor is placed as {' '.join(former)}, and only what is sharded over one dimension of the device mesh "
-                "can be divided again"
+                f"a tensor is placed as {' '.join(former)}, and only what is sharded over one dimension of the device "
+                "mesh can be divided again"
             )
         (dimension,) = along
         return [f"S({dimension})" if one in self.over else "R" for one in range(len(self.mesh))]

@@ -1,5 +1,5 @@
-"""Checkpoints on disk: a whole state in one file, as torch.save writes it, or a sharded one in a folder, of which every rank
-writes its part. When one is due is left to others."""
+"""Checkpoints on disk: a whole state in one file, as torch.save writes it, or a sharded one in a folder, of which
+every rank writes its part. When one is due is left to others."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def save(folder: Folder, state: Any, step: int, round_: int, note: str = "") -> 
 def save_part(
     folder: Folder, layout: Layout, described: tuple[Any, list[torch.Tensor]], step: int, round_: int, *, leads: bool
 ) -> None:
-    """Writes this rank's part of a sharded state. The rank that `leads` waits for all parts, and commits them as one. Raises
-    OSError if they do not come.
+    """Writes this rank's part of a sharded state. The rank that `leads` waits for all parts, and commits them as one.
+    Raises OSError if they do not come.
 
     described: the description of the state, and its tensors, as `tree.take_apart` gives them."""
     path = folder.path / name_of(step, round_, f"-{folder.writers}")
@@ -84,6 +84,7 @@ def read(checkpoint: dict[str, Any], layout: Layout | None = None, mesh: Any = N
         return dcp.read(path, layout, mesh)
     if layout is not None:
         raise ValueError(
-            f"{path} is of a whole model, and this one is sharded: begin another job, whose script loads it before fully_shard"
+            f"{path} is of a whole model, and this one is sharded: begin another job, whose script loads it before "
+            "fully_shard"
         )
     return torch.load(path, map_location="cpu", weights_only=True)

@@ -41,8 +41,8 @@ def choose(
     newer_than: int = 0,
     layouts: Sequence[Layout | None] = (),
 ) -> Choice:
-    """offers: what each rank holds. committed: the step of the checkpoint on disk. newer_than: the step of a checkpoint of
-    the script's own. layouts: of each rank now, if the model is sharded. The same on every rank."""
+    """offers: what each rank holds. committed: the step of the checkpoint on disk. newer_than: the step of a
+    checkpoint of the script's own. layouts: of each rank now, if the model is sharded. The same on every rank."""
     replicated = [(one.step, one.round, -rank) for rank, held in enumerate(offers) for one in held if not one.sharded]
     sharded = sorted({(one.step, one.round) for held in offers for one in held if one.sharded}, reverse=True)
     found, why = None, "no rank holds a snapshot"

@@ -1,6 +1,6 @@
-"""A sharded state in a folder, in the layout of torch.distributed.checkpoint (DCP): `dcp.load` reads it, too, into whatever
-model. Each rank writes its part by itself, and one of them joins the parts when all are there: they need no process group,
-so that none is broken by it, and training goes on beside.
+"""A sharded state in a folder, in the layout of torch.distributed.checkpoint (DCP): `dcp.load` reads it, too, into
+whatever model. Each rank writes its part by itself, and one of them joins the parts when all are there: they need no
+process group, so that none is broken by it, and training goes on beside.
 
     part-0.distcp, part-1.distcp, …    the numbers
     part-0.json, part-1.json, …        what is in them, and where; and the rest of the state
@@ -29,7 +29,8 @@ _LOOK = 0.05
 
 
 def write_part(folder: pathlib.Path, layout: Layout, description: Any, tensors: list[torch.Tensor]) -> float:
-    """Writes the numbers that this rank holds, and that no rank of a lower part does. Returns the seconds that it took."""
+    """Writes the numbers that this rank holds, and that no rank of a lower part does. Returns the seconds that it
+    took."""
     began, pieces = time.monotonic(), []
 
     def fill(file: files.Hashed) -> None:
@@ -50,8 +51,8 @@ def write_part(folder: pathlib.Path, layout: Layout, description: Any, tensors: 
 
 
 def join(folder: pathlib.Path, parts: int, patience: float) -> tuple[pathlib.Path, str]:
-    """Makes one checkpoint of all parts, when they are there. Returns the path and the digest of what is to be committed. Raises
-    TimeoutError if no part comes for `patience` seconds, and ValueError if they are not one state."""
+    """Makes one checkpoint of all parts, when they are there. Returns the path and the digest of what is to be
+    committed. Raises TimeoutError if no part comes for `patience` seconds, and ValueError if they are not one state."""
     from torch.distributed.checkpoint import FileSystemWriter
 
     abouts = [json.loads(path.read_bytes()) for path in _wait_for_parts(folder, parts, patience)]
@@ -93,7 +94,9 @@ def _check(abouts: list[dict[str, Any]]) -> None:
     state = abouts[0]["state"]
     for name, one in zip(tree.names_of(state), tree.tensors_of(state)):
         if found.get(name, 0) != math.prod(boxes.whole_shape(one)):
-            raise ValueError(f"of {name} the parts hold {found.get(name, 0)} of {math.prod(boxes.whole_shape(one))} numbers")
+            raise ValueError(
+                f"of {name} the parts hold {found.get(name, 0)} of {math.prod(boxes.whole_shape(one))} numbers"
+            )
 
 
 def _metadata(abouts: list[dict[str, Any]]) -> tuple[Any, list[Any]]:

@@ -12,13 +12,13 @@ from .state import as_bytes
 
 
 def share_furthest(step: int, state: Any = None) -> tuple[int, Any]:
-    """Every rank tells the step of the checkpoint that it has found, and gives what that holds; a rank that has found none
-    gives 0 and None. Returns the furthest step, and its state, on all ranks: of those that are as far, the lowest has sent
-    it. If no rank has any, that is 0 and None.
+    """Every rank tells the step of the checkpoint that it has found, and gives what that holds; a rank that has found
+    none gives 0 and None. Returns the furthest step, and its state, on all ranks: of those that are as far, the
+    lowest has sent it. If no rank has any, that is 0 and None.
 
-    All ranks of the default process group call this, after `init_process_group`. A state is made of dicts, lists, numbers,
-    strings and tensors, as a `state_dict` is; on the ranks that receive it, its tensors are on the CPU. It goes over gloo,
-    in the clear, as gradients do.
+    All ranks of the default process group call this, after `init_process_group`. A state is made of dicts, lists,
+    numbers, strings and tensors, as a `state_dict` is; on the ranks that receive it, its tensors are on the CPU. It
+    goes over gloo, in the clear, as gradients do.
 
     This is how TorchElastic's ImageNet example resumes: after a change of the group its rank 0 may be a new machine.
     """

@@ -105,7 +105,8 @@ class Group:
                 self.cut()
                 break
         if errors:
-            # Not bound to a name here: an exception that its own frame holds keeps the sockets until garbage is collected.
+            # Not bound to a name here: an exception that its own frame holds keeps the sockets until garbage is
+            # collected.
             raise errors.pop()
         if self._lost:
             raise GroupLost("the next round is forming")

@@ -123,9 +123,9 @@ class Keeper:
         self._saved = step
 
     def take(self, step: int, round_: int, state: Any, place: tuple[int, int], *, saves: bool) -> bool:
-        """Begins to copy a state of `step` steps. Whether it did: not while another is copied, or if the node cannot spare
-        the memory. place: this rank, and the number of ranks. saves: whether this rank writes to disk what is due there, or
-        its part of it."""
+        """Begins to copy a state of `step` steps. Whether it did: not while another is copied, or if the node cannot
+        spare the memory. place: this rank, and the number of ranks. saves: whether this rank writes to disk what is
+        due there, or its part of it."""
         if self._copy and self._neighbours:
             # Ranks that skipped different steps would be left without a step that all have.
             self._copy.over.wait()
@@ -137,8 +137,8 @@ class Keeper:
         if plan.is_sharded and not self._sharded:
             if not self._refused:
                 say(
-                    "no snapshots are taken: the state holds sharded tensors, and only elastic_agent.torch.Snapshots that "
-                    "are given the sharded model itself keep each rank's part"
+                    "no snapshots are taken: the state holds sharded tensors, and only elastic_agent.torch.Snapshots "
+                    "that are given the sharded model itself keep each rank's part"
                 )
             self._refused = True
             return False
@@ -261,7 +261,7 @@ class Keeper:
             return
         try:
             goes_on, why = neighbours.share(snapshot, copies), "a rank has no memory for snapshots"
-        except Exception as error:  # noqa: BLE001: a peer is gone and training ends, or training continues without copies.
+        except Exception as error:  # noqa: BLE001: a peer is gone; training ends, or continues without copies.
             goes_on, why = False, str(error).partition("\n")[0]
         if not goes_on:
             self._neighbours = None
@@ -285,8 +285,8 @@ class Keeper:
         return snapshot
 
     def _begin_save(self, snapshot: Snapshot) -> None:
-        """Has a snapshot written beside training; a later one, if one is being written. But all ranks write the same steps
-        of a sharded state: so this waits."""
+        """Has a snapshot written beside training; a later one, if one is being written. But all ranks write the same
+        steps of a sharded state: so this waits."""
         if self._sharded and self._saving:
             self._saver.join(self._folder.timeout)
             if self._saving:

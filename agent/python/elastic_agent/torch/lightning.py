@@ -56,8 +56,8 @@ class ElasticCallback(Callback):
 
     def resume(self, module: LightningModule, folder: str | os.PathLike[str] | None = None) -> str | None:
         """What `trainer.fit(ckpt_path=...)` is to begin with: the newest state, the same on every rank. None if there is
-        none. folder: where the Trainer's own checkpoints are. Begins `torch.distributed` if there are several ranks, as the
-        Trainer would."""
+        none. folder: where the Trainer's own checkpoints are. Begins `torch.distributed` if there are several ranks,
+        as the Trainer would."""
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         part = Part(fingerprint(module), lambda: self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False))
@@ -105,7 +105,8 @@ class ElasticCallback(Callback):
 
 
 def newest_whole(folder: str | os.PathLike[str]) -> tuple[int, str | None]:
-    """The step and the path of the newest `.ckpt` in a folder, or below it, that is whole. 0 and None if there is none."""
+    """The step and the path of the newest `.ckpt` in a folder, or below it, that is whole. 0 and None if there is
+    none."""
     newest: tuple[int, str | None] = (0, None)
     for path in pathlib.Path(folder).rglob("*.ckpt"):
         # Its directory is at its end: a file that was cut off has none.

@@ -81,8 +81,8 @@ class Nccl:
     """Whether this process sums by NCCL, from round to round."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], backend: str | None) -> None:
-        """backend: "nccl", "gloo", or None for NCCL where the parameters are on one GPU. Raises ValueError for another, or
-        if NCCL is asked for and cannot be used here."""
+        """backend: "nccl", "gloo", or None for NCCL where the parameters are on one GPU. Raises ValueError for
+        another, or if NCCL is asked for and cannot be used here."""
         if backend not in (None, "nccl", "gloo"):
             raise ValueError(f"backend is 'nccl', 'gloo' or None, and not {backend!r}")
         self._wanted = backend == "nccl"
@@ -134,7 +134,8 @@ class Nccl:
         made.give_up()
         if failure is not None:
             self._noted(str(failure))
-        return self._refused(f"NCCL could not connect rank {', '.join(map(str, failed))}" + (f": {failure}" if failure else ""))
+        ranks = ", ".join(map(str, failed))
+        return self._refused(f"NCCL could not connect rank {ranks}" + (f": {failure}" if failure else ""))
 
     def _noted(self, failure: str | None) -> None:
         """NCCL has failed though no rank is gone; or, without a word, it has summed."""
@@ -171,8 +172,9 @@ class _GivenUp(Exception):
 
 
 class Communicator:
-    """The ranks of one round. One thread makes every call of NCCL, and none blocks but an abort, which has a thread of its
-    own. So a sum can be given up at any time, and what is left of it is never taken for a result: only this aborts."""
+    """The ranks of one round. One thread makes every call of NCCL, and none blocks but an abort, which has a thread
+    of its own. So a sum can be given up at any time, and what is left of it is never taken for a result: only this
+    aborts."""
 
     def __init__(
         self, library: Library, stream: Any, device: torch.device, has_lost_a_peer: Callable[[], bool], timeout: float
@@ -329,7 +331,9 @@ class Communicator:
         """Aborts, and waits until the device is out of the buffers: the abort itself takes up to a second."""
         self._given_up.set()
         if self._comm is not None:
-            abort = threading.Thread(target=self._library.abort, args=(self._comm,), name="elastic-nccl-abort", daemon=True)
+            abort = threading.Thread(
+                target=self._library.abort, args=(self._comm,), name="elastic-nccl-abort", daemon=True
+            )
             abort.start()
             _parting[:] = [one for one in _parting if one.is_alive()] + [abort]
         until = time.monotonic() + _CALM

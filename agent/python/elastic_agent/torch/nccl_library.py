@@ -66,7 +66,9 @@ class Library:
         # As NCCL counts: 22809 is 2.28.9.
         self.version = version.value
         if self.version < _OLDEST:
-            raise NcclError(f"{NAME} is NCCL {self.version // 10000}.{self.version // 100 % 100}; 2.17 or newer is needed")
+            raise NcclError(
+                f"{NAME} is NCCL {self.version // 10000}.{self.version // 100 % 100}; 2.17 or newer is needed"
+            )
 
     def new_id(self) -> bytes:
         """An id for a new communicator. Its ranks meet at this process."""

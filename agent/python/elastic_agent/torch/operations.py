@@ -33,8 +33,8 @@ class Collective:
 
 
 class Passage:
-    """A tensor on its way from one rank to another. gloo has no wait for these but one that ends all others of the group if
-    it is too short: so a thread waits."""
+    """A tensor on its way from one rank to another. gloo has no wait for these but one that ends all others of the
+    group if it is too short: so a thread waits."""
 
     def __init__(self, work: Any) -> None:
         self._over, self._error = threading.Event(), ""

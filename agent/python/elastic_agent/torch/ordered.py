@@ -22,8 +22,8 @@ class OrderedGradients:
 
     Addition of floating-point numbers is not associative: what gloo's ring adds depends on the number of ranks. Here rank
     after rank adds its pieces to what the one before it sends. That costs a way through all ranks for each step, not
-    beside the backward pass, and on every rank but the first the memory of a gradient for each of its pieces. All is added
-    on the CPU: gloo sends nothing else from rank to rank.
+    beside the backward pass, and on every rank but the first the memory of a gradient for each of its pieces. All is
+    added on the CPU: gloo sends nothing else from rank to rank.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -58,7 +58,8 @@ class OrderedGradients:
             self._pieces.append(piece)
 
     def sum_over(self, group: Group, *, changing: bool, leaving: bool) -> None:
-        """The next piece is this rank's last one of the step. Its votes: it knows that the group changes, and it leaves."""
+        """The next piece is this rank's last one of the step. Its votes: it knows that the group changes, and it
+        leaves."""
         self._group, self._votes = group, (changing, leaving)
 
     def finish(self) -> tuple[int, int]:

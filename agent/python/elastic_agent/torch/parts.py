@@ -1,5 +1,5 @@
-"""Puts a sharded state together for a group that is not the one that made it: each rank gets its new part, out of the parts
-that the others hold. Which snapshot that is, is decided elsewhere."""
+"""Puts a sharded state together for a group that is not the one that made it: each rank gets its new part, out of the
+parts that the others hold. Which snapshot that is, is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _check(descriptions: list[list[dict[str, Any]]]) -> None:
 def _pieces(
     number: int, of_parts: list[dict[str, Any]], senders: Sequence[int], wanted: list[Box]
 ) -> list[tuple[int, Box, int, int, Box]]:
-    """What moves of one tensor: the part and its box, the sender, the receiver, and the box of the piece. The same on every
-    rank, in the same order."""
+    """What moves of one tensor: the part and its box, the sender, the receiver, and the box of the piece. The same on
+    every rank, in the same order."""
     same: dict[Box, list[int]] = {}
     for part, one in enumerate(of_parts):
         same.setdefault(boxes.box_in(one), []).append(part)

@@ -1,5 +1,5 @@
-"""Who holds one replica of a model: a worker alone or, of a sharded model, the workers of a node. Those live and die as one,
-as none of them can compute without the others."""
+"""Who holds one replica of a model: a worker alone or, of a sharded model, the workers of a node. Those live and die
+as one, as none of them can compute without the others."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _NEWS = 15.0
 # Seconds in which the agent has noticed the end of a worker.
 _LOOK_AROUND = 1.0
 _LOST = (
-    "another worker of this node is gone, and with it a part of the model. This worker ends, too; the agent starts all of "
-    "them again, and they get the state from another node"
+    "another worker of this node is gone, and with it a part of the model. This worker ends, too; the "
+    "agent starts all of them again, and they get the state from another node"
 )
 
 _mesh: Any = None
@@ -160,12 +160,14 @@ def _mesh_of(model: torch.nn.Module) -> Any:
         if _mesh is None or one.device_mesh != _mesh or sharded_dimension(str(one.placements[0])) is None:
             raise ValueError(
                 f"the parameter {name!r} is sharded, and not by fully_shard over elastic_agent.torch.node_mesh(): "
-                "a session needs a whole replica of the model on each node. If a replica lies on several nodes, train in a "
-                "loop of your own with elastic_agent.torch.Snapshots: it loses no step either"
+                "a session needs a whole replica of the model on each node. If a replica lies on several nodes, train "
+                "in a loop of your own with elastic_agent.torch.Snapshots: it loses no step either"
             )
     whole = next((name for name, one in trained if not is_sharded(one)), None)
     if whole is not None:
-        raise ValueError(f"the parameter {whole!r} is not sharded, and others are: call fully_shard on the whole model, too")
+        raise ValueError(
+            f"the parameter {whole!r} is not sharded, and others are: call fully_shard on the whole model, too"
+        )
     return _mesh
 
 

@@ -67,8 +67,8 @@ class Session:
     The model's buffers (such as BatchNorm's statistics) are each rank's own; a newcomer gets those of a rank that sends
     them. Under no agent it trains alone.
 
-    A model that `fully_shard` divides over `elastic_agent.torch.node_mesh()` has a replica on each node. What is said of a
-    rank is then true of a node: its workers live and die as one.
+    A model that `fully_shard` divides over `elastic_agent.torch.node_mesh()` has a replica on each node. What is said
+    of a rank is then true of a node: its workers live and die as one.
     """
 
     def __init__(
@@ -96,18 +96,18 @@ class Session:
         set the learning rate by `world_size`, where the sampler has a `rank_batch`.
         checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
         steps, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write, unless
-        there are snapshots: then these are written, beside the steps. Of a sharded model each rank of the first node writes
-        its part, in the layout of torch.distributed.checkpoint.
+        there are snapshots: then these are written, beside the steps. Of a sharded model each rank of the first node
+        writes its part, in the layout of torch.distributed.checkpoint.
         snapshot_every: if given, the state is copied into the agent's memory after this many steps, beside the next one.
         It outlives the workers: when all of them die and an agent lives, training resumes from there.
         seed: torch's random numbers for a batch depend only on it, the step, and the batch's place among the step's
         samples: dropout does the same when a step is done again. If none is given, rank 0 draws one in the beginning, and
         it is part of the state.
-        same_bits: the result is the same to the last bit whatever the number of ranks, on machines that compute alike. The
-        sampler's `micro_batch` says what is computed at once, and the gradients of these are added in their order: in a
-        chain through the ranks, after the backward pass. The sampler must have a `global_batch`.
+        same_bits: the result is the same to the last bit whatever the number of ranks, on machines that compute
+        alike. The sampler's `micro_batch` says what is computed at once, and the gradients of these are added in
+        their order: in a chain through the ranks, after the backward pass. The sampler must have a `global_batch`.
         backend: what sums the gradients: "nccl", "gloo", or None for NCCL where the parameters are on a GPU and all ranks
-        can, else gloo. Without NCCL what is on a GPU goes through the hosts, and a line says why. All else goes over gloo.
+        can, else gloo. Without NCCL, data on a GPU goes through the hosts, and a line says why. The rest uses gloo.
         operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet gloo.
         loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, no node has died that
         the agents know of: this worker asks for a round, which costs the job a restart.
@@ -122,8 +122,8 @@ class Session:
                 raise ValueError("same_bits is for models that every rank holds as a whole, not for sharded ones")
             if sampler.rank_batch is not None or sampler.micro_batch >= sampler.global_batch:
                 raise ValueError(
-                    "same_bits needs a sampler with a global_batch, and a smaller micro_batch: such as global_batch divided by "
-                    "the most ranks there will be"
+                    "same_bits needs a sampler with a global_batch, and a smaller micro_batch: such as global_batch "
+                    "divided by the most ranks there will be"
                 )
             sampler.in_pieces = True
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
@@ -194,7 +194,8 @@ class Session:
             place = {"rank": 0, "world_size": 1, "round": 0, "checkpoint": None}
         else:
             raise worker.AgentError(
-                "WORLD_SIZE is set, but elastic-agent has not started this process: start it by elastic-agent, or by itself"
+                "WORLD_SIZE is set, but elastic-agent has not started this process: start it by elastic-agent, or by "
+                "itself"
             )
         try:
             self._enter(place)
@@ -225,7 +226,8 @@ class Session:
         """This rank's batches, until `epochs` epochs are done.
 
         loader: a DataLoader with this session's sampler as its `batch_sampler`. Each batch must be given to `backward`,
-        and `step` be called after it. After a change of the group, the session restarts the loader at the group's position.
+        and `step` be called after it. After a change of the group, the session restarts the loader at the group's
+        position.
         """
         if getattr(loader, "batch_sampler", None) is not self.sampler:
             raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
@@ -427,8 +429,8 @@ class Session:
         }
 
     def _look_at_memory(self) -> None:
-        """Takes up what an earlier worker has left in the agent's memory. It is then a state that this rank holds, as one of
-        its own steps: the furthest rank's counts."""
+        """Takes up what an earlier worker has left in the agent's memory. It is then a state that this rank holds, as
+        one of its own steps: the furthest rank's counts."""
         if self._snapshot_every is None or (local_rank() != 0 and self._replica.mesh is None):
             return
         facts = {"session": [fingerprint(self.model), self.sampler.facts()]}

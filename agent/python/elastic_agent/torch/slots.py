@@ -98,7 +98,8 @@ class Snapshot:
 
 
 def state_of(outline: dict[str, Any], body: torch.Tensor, mesh: Any = None) -> Any:
-    """The state of a snapshot's outline and body. Its tensors are copies: an optimizer keeps the ones that it is given."""
+    """The state of a snapshot's outline and body. Its tensors are copies: an optimizer keeps the ones that it is
+    given."""
     return _state(outline, lambda place, size: body[place : place + size].clone(), mesh)
 
 

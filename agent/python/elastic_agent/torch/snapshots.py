@@ -1,5 +1,5 @@
-"""Snapshots in the agent's memory, for a training loop that is started again at every change: it resumes from its last steps,
-not from a disk."""
+"""Snapshots in the agent's memory, for a training loop that is started again at every change: it resumes from its
+last steps, not from a disk."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Snapshots:
             snapshots.take(step, epoch=epoch)
 
     The memory outlives the workers. When they are started again, for whatever reason, `resume` has all ranks agree on the
-    newest snapshot that is whole, and gives it to those that have none. It is lost with the agent, so that one node of the
-    job must be left: for more, there are checkpoints on disk.
+    newest snapshot that is whole, and gives it to those that have none. It is lost with the agent, so that one node
+    of the job must be left: for more, there are checkpoints on disk.
 
-    Under DDP all ranks hold the same state, and the first worker of each node keeps it. Of a model that is sharded (FSDP2)
-    every rank keeps its part, and a copy of that of a rank on another node, so that one node may be lost. A group of another
-    size divides the parts again. Under HSDP each replica has all parts, and no copies are needed.
+    Under DDP all ranks hold the same state, and the first worker of each node keeps it. Of a model that is sharded
+    (FSDP2) every rank keeps its part, and a copy of that of a rank on another node, so that one node may be lost. A
+    group of another size divides the parts again. Under HSDP each replica has all parts, and no copies are needed.
 
     Without an agent it does nothing, so that a script also runs elsewhere.
     """
@@ -92,15 +92,17 @@ class Snapshots:
             raise ValueError("every, checkpoint_every and keep_checkpoints are 1 or more")
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-                raise TypeError(f"the part {name!r} is a {type(part).__qualname__}, without state_dict and load_state_dict")
+                raise TypeError(
+                    f"the part {name!r} is a {type(part).__qualname__}, without state_dict and load_state_dict"
+                )
         self._parts, self._every = dict(parts), every
         modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
         self._meshes = _meshes(modules)
         self._layout = layout_of(pair for module in modules for pair in module.named_parameters())
         if self._meshes and self._layout is None and checkpoint_dir is not None:
             raise ValueError(
-                "checkpoint_dir is for a model that is whole on every rank, or sharded over one device mesh: write this one "
-                "by torch.distributed.checkpoint"
+                "checkpoint_dir is for a model that is whole on every rank, or sharded over one device mesh: write "
+                "this one by torch.distributed.checkpoint"
             )
         folder = None
         if checkpoint_dir is not None:
@@ -174,8 +176,8 @@ class Snapshots:
 
         The numbers are copied while the next step computes, and the optimizers wait for that before they change them. If
         anything else changes parameters or an optimizer's state, call `wait` before that.
-        `more` is kept with it, such as the epoch, and comes back from `resume`. Of a sharded model all ranks take the same
-        steps: this waits until the snapshot before is on its neighbours.
+        `more` is kept with it, such as the epoch, and comes back from `resume`. Of a sharded model all ranks take the
+        same steps: this waits until the snapshot before is on its neighbours.
         """
         if self._keeper is None or step - self._last < self._every:
             return False

@@ -1,5 +1,5 @@
-"""Transformers' Trainer under elastic-agent: it resumes from the last steps, which the agent's memory holds, else from the
-newest checkpoint that is whole. Importing this imports transformers."""
+"""Transformers' Trainer under elastic-agent: it resumes from the last steps, which the agent's memory holds, else
+from the newest checkpoint that is whole. Importing this imports transformers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class ElasticCallback(transformers.TrainerCallback):
         self._restored: str | None = None
 
     def resume(self, trainer: transformers.Trainer) -> str | None:
-        """What `trainer.train(resume_from_checkpoint=...)` is to begin with: the newest state, the same on every rank. None
-        if there is none."""
+        """What `trainer.train(resume_from_checkpoint=...)` is to begin with: the newest state, the same on every
+        rank. None if there is none."""
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or hasattr(trainer.model, "peft_config"):
             return from_rank_0(newest_whole(trainer.args.output_dir))
         self._trainer = trainer

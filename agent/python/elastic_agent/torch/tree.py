@@ -82,8 +82,8 @@ def _walk(description: Any, each: Callable[[dict[str, Any]], None]) -> None:
 
 
 def names_of(description: Any) -> list[str]:
-    """The tensors' names, in their order: the keys on the way to each, such as `model.layer.weight`. Raises ValueError if two
-    have the same."""
+    """The tensors' names, in their order: the keys on the way to each, such as `model.layer.weight`. Raises
+    ValueError if two have the same."""
     named = dict(_named(description, ()))
     if len(set(named.values())) < len(tensors_of(description)):
         raise ValueError("two tensors of the state have one name, by the keys on the way to them with dots between")
@@ -152,8 +152,8 @@ def put_together(description: Any, tensors: list[torch.Tensor], mesh: Any = None
 
 
 def placed(described: dict[str, Any], tensor: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """The tensor of a description, if its numbers on this rank are those of `tensor`: one on a device mesh, if it is sharded
-    and not yet on one."""
+    """The tensor of a description, if its numbers on this rank are those of `tensor`: one on a device mesh, if it is
+    sharded and not yet on one."""
     sharded = described.get("sharded")
     if sharded is None or boxes.is_sharded(tensor):
         return tensor

@@ -14,6 +14,7 @@ use super::*;
 use crate::output::logs::Streams;
 use crate::output::logs::{LogDir, StreamsByRank};
 use crate::store::choice::{Credentials, Tls};
+use crate::workers::command::ProgramKind;
 use crate::workers_store::WorkersStoreLimits;
 use crate::workers_store::rank0_port::StoreHost;
 
@@ -408,9 +409,8 @@ fn the_log_level_has_pythons_names() {
 
 #[test]
 fn flags_without_effect_are_taken() {
-    let options = run(
-        "--start-method=fork --monitor-interval=5 --rdzv-backend=c10d --rdzv-conf close_timeout=30,keep_alive_interval=2 t",
-    );
+    let options = run("--start-method=fork --monitor-interval=5 --rdzv-backend=c10d --rdzv-conf \
+         close_timeout=30,keep_alive_interval=2 t");
     assert_eq!(options.warnings.len(), 2, "{:?}", options.warnings);
     let options = run("--node_rank 0 --master_addr=h --rdzv-backend=c10d t");
     assert_eq!(options.warnings.len(), 2, "{:?}", options.warnings);

@@ -18,8 +18,8 @@ use crate::guard::tree;
 /// How often a lock file may vanish between opening and locking it. If it vanishes more often, that is no coincidence.
 const MOST_REPLACEMENTS: u32 = 10;
 
-/// The agent that a lock file names. The holder writes the file, for messages, and so that a living agent is distinguished
-/// from an agent whose guard is still ending its processes. The lock itself decides who holds the name.
+/// The agent that a lock file names. The holder writes the file, for messages, and so that a living agent is
+/// distinguished from an agent whose guard is still ending its processes. The lock itself decides who holds the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Holder {
     /// Its process id.

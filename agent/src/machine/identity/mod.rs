@@ -54,7 +54,10 @@ pub(crate) enum IdentityError {
         host: String,
     },
     /// There is no safe place for lock files.
-    #[error("runtime directory {}: {cause}; set XDG_RUNTIME_DIR to a directory that only this user can write", path.display())]
+    #[error(
+        "runtime directory {}: {cause}; set XDG_RUNTIME_DIR to a directory that only this user can write",
+        path.display()
+    )]
     Runtime {
         /// The directory, or the file in it.
         path: PathBuf,

@@ -13,9 +13,11 @@
 //! | for a stream | it goes |
 //! |---|---|
 //! | stdout with neither flag | to the agent's own stdout, inherited |
-//! | stderr with neither flag | through the agent to its stderr, bytes unchanged, so that the last lines are known; inherited where that is a terminal |
+//! | stderr with neither flag | through the agent to its stderr, bytes unchanged; inherited where that is a terminal |
 //! | `--redirects` | straight to its file; the agent does not touch it, unless it is to be rotated |
 //! | `--tee` | through the agent: raw bytes to its file, whole lines with a prefix to the console |
+//!
+//! Stderr goes through the agent so that the agent knows its last lines.
 //!
 //! A slow file or console loses nothing that goes through the agent. A worker that writes faster than they take it
 //! waits in its own write, as it would without the agent. Choose `--redirects` where the console may hang.

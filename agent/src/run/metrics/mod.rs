@@ -65,7 +65,8 @@ fn call_buckets() -> Histogram {
 }
 
 impl Metrics {
-    /// Those of this job's agent on this node, before it has joined; and of the certificates by which it speaks with others.
+    /// Those of this job's agent on this node, before it has joined; and of the certificates by which it speaks with
+    /// others.
     pub(crate) fn new(job: &str, node: &str, tls: Option<MutualTls>) -> Arc<Metrics> {
         let labels = [("job", job), ("node", node)].map(|(name, value)| (name.into(), value.to_owned().into()));
         let mut registry = Registry::with_prefix_and_labels("elastic_agent", labels.into_iter());

@@ -4,8 +4,8 @@
 //!   waiting ──▶ forming ──▶ starting ──▶ running ──▶ forming …
 //! ```
 //!
-//! [`Stages`] follows the states, purely: it is shown the round and the workers whenever one of both changes, and says how
-//! long a rendezvous and a recovery took.
+//! [`Stages`] follows the states, purely: it is shown the round and the workers whenever one of both changes, and says
+//! how long a rendezvous and a recovery took.
 
 use std::time::Duration;
 

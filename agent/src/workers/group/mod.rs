@@ -55,7 +55,7 @@ pub(crate) struct GroupSetup {
     pub slots: u32,
     /// The workers' role.
     pub role: String,
-    /// The job's spec, as far as it is known before a place is given. Each place brings it.
+    /// What is known of the job's spec before the group has a place. Each place brings the whole spec.
     pub spec: Spec,
     /// The command that the workers run.
     pub command: WorkerCommand,

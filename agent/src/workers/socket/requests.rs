@@ -86,7 +86,6 @@ pub(super) async fn answer(
     line: &mpsc::Sender<Outgoing>,
     shared: &Arc<Shared>,
 ) -> Option<Request> {
-    let refuse = |id, message: String| ToWorker::Error { id, message, again: false };
     let local_rank = || {
         let registered = shared.state().connections.get(&connection).and_then(|connection| connection.registered);
         registered.map(|registered| registered.local_rank)
@@ -109,58 +108,27 @@ pub(super) async fn answer(
                 shared.state().told.failing.insert(rank, (class, message));
             }
         }
-        FromWorker::Barrier { id, name } => {
-            let (shared, line) = (Arc::clone(shared), line.clone());
-            // Other nodes may arrive much later. The worker can send further messages meanwhile.
-            return Some(Box::pin(async move {
-                let Shared { rendezvous, paths, status, .. } = &*shared;
-                let within = shared.state().barrier_timeout;
-                let met = match rendezvous {
-                    JobStore::Store(store) => barrier::meet(&**store, &paths.keys, status, &name, within).await,
-                    JobStore::TorchElastic(etcd) => {
-                        elastic_torchelastic::meet_on_v2(etcd, &paths.paths, status, &name, within).await
-                    }
-                };
-                let reply = match met {
-                    Ok(()) => ToWorker::BarrierPassed { id },
-                    Err(error) => refuse(Some(id), error.to_string()),
-                };
-                let _ = line.send(reply.into()).await;
-            }));
-        }
+        // Other nodes may arrive much later. The worker can send further messages meanwhile.
+        FromWorker::Barrier { id, name } => return Some(meet(id, name, line.clone(), Arc::clone(shared))),
         FromWorker::Commit { id, checkpoint } => {
-            let Some(store) = shared.rendezvous.store().cloned() else {
-                let _ = line.send(refuse(Some(id), ONE_KEY_AT_A_TIME.to_owned()).into()).await;
-                return None;
-            };
-            let registered = local_rank().is_some();
+            let store = shared.rendezvous.store().cloned().ok_or(ONE_KEY_AT_A_TIME);
+            let store = store.and_then(|store| local_rank().map(|_| store).ok_or(UNREGISTERED));
             let pid = shared.state().connections.get(&connection).and_then(|connection| connection.pid);
-            if !registered {
-                let _ = line.send(refuse(Some(id), UNREGISTERED.to_owned()).into()).await;
-                return None;
+            let (shared, answers) = (Arc::clone(shared), line.clone());
+            match store {
+                Ok(store) => {
+                    return Some(Box::pin(async move {
+                        let reply = commit(&*store, &shared, id, checkpoint, pid).await;
+                        let _ = answers.send(reply.into()).await;
+                    }));
+                }
+                Err(message) => {
+                    let _ = line.send(refuse(Some(id), message).into()).await;
+                }
             }
-            let (shared, line) = (Arc::clone(shared), line.clone());
-            return Some(Box::pin(async move {
-                let reply = commit(&*store, &shared, id, checkpoint, pid).await;
-                let _ = line.send(reply.into()).await;
-            }));
         }
         FromWorker::Memory { id, bytes, rescue } => {
-            let spare = snapshot_memory::spare();
-            let lent = match local_rank() {
-                // To look at what is there changes nothing about how it is saved.
-                Some(rank) if bytes == 0 => shared.state().memories.lend_left(rank).map_err(|error| error.to_string()),
-                Some(rank) => {
-                    let memories = &mut shared.state().memories;
-                    memories.saved_by(rank, rescue);
-                    memories.lend(rank, bytes, spare).map(|file| (file, bytes)).map_err(|error| error.to_string())
-                }
-                None => Err("only a worker that has registered can have memory".to_owned()),
-            };
-            let reply = match lent {
-                Ok((file, bytes)) => Outgoing { message: ToWorker::Memory { id, bytes }, file: Some(file) },
-                Err(message) => refuse(Some(id), message).into(),
-            };
+            let reply = lend(shared, local_rank(), id, bytes, rescue);
             let _ = line.send(reply).await;
         }
         FromWorker::Forget => {
@@ -172,19 +140,62 @@ pub(super) async fn answer(
             let asked = shared.state().ask_round(connection, round, reason);
             let reply = match asked {
                 Ok(()) => ToWorker::RoundRequested { id },
-                Err(message) => refuse(Some(id), message.to_owned()),
+                Err(message) => refuse(Some(id), message),
             };
             let _ = line.send(reply.into()).await;
             shared.round_asked.notify_one();
         }
         FromWorker::Quiesced { .. } => {
             if let Err(message) = shared.state().quiesced(connection) {
-                let _ = line.try_send(refuse(None, message.to_owned()).into());
+                let _ = line.try_send(refuse(None, message).into());
             }
             shared.awareness.notify_one();
         }
     }
     None
+}
+
+/// The answer to a request that asking again does not help. `id` names the request.
+fn refuse(id: Option<u64>, message: impl Into<String>) -> ToWorker {
+    ToWorker::Error { id, message: message.into(), again: false }
+}
+
+/// Waits at the barrier `name` for the other nodes, and answers request `id`.
+fn meet(id: u64, name: String, line: mpsc::Sender<Outgoing>, shared: Arc<Shared>) -> Request {
+    Box::pin(async move {
+        let Shared { rendezvous, paths, status, .. } = &*shared;
+        let within = shared.state().barrier_timeout;
+        let met = match rendezvous {
+            JobStore::Store(store) => barrier::meet(&**store, &paths.keys, status, &name, within).await,
+            JobStore::TorchElastic(etcd) => {
+                elastic_torchelastic::meet_on_v2(etcd, &paths.paths, status, &name, within).await
+            }
+        };
+        let reply = match met {
+            Ok(()) => ToWorker::BarrierPassed { id },
+            Err(error) => refuse(Some(id), error.to_string()),
+        };
+        let _ = line.send(reply.into()).await;
+    })
+}
+
+/// Lends memory for a snapshot to the worker `local_rank`: the answer to request `id`.
+fn lend(shared: &Shared, local_rank: Option<u32>, id: u64, bytes: u64, rescue: Vec<String>) -> Outgoing {
+    let spare = snapshot_memory::spare();
+    let lent = match local_rank {
+        // To look at what is there changes nothing about how it is saved.
+        Some(rank) if bytes == 0 => shared.state().memories.lend_left(rank).map_err(|error| error.to_string()),
+        Some(rank) => {
+            let memories = &mut shared.state().memories;
+            memories.saved_by(rank, rescue);
+            memories.lend(rank, bytes, spare).map(|file| (file, bytes)).map_err(|error| error.to_string())
+        }
+        None => Err("only a worker that has registered can have memory".to_owned()),
+    };
+    match lent {
+        Ok((file, bytes)) => Outgoing { message: ToWorker::Memory { id, bytes }, file: Some(file) },
+        Err(message) => refuse(Some(id), message).into(),
+    }
 }
 
 /// Publishes a checkpoint that exists: the answer to request `id`.

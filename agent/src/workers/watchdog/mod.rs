@@ -206,7 +206,8 @@ impl Watch {
             return;
         }
         let verdicts = self.judge(expired).await;
-        // These orders came while stacks were being collected. `LocalGroup::condemn` ignores verdicts that are stale by now.
+        // These orders came while stacks were being collected. `LocalGroup::condemn` ignores verdicts that are stale
+        // by now.
         while let Ok(order) = inbox.try_recv() {
             self.obey(order);
         }

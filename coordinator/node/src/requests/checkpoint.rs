@@ -228,7 +228,7 @@ pub async fn last_word(store: &dyn Store, keys: &Keys, node: &NodeId, seat: Seal
 }
 
 /// Why nothing is saved where the job is not over.
-const OTHERS_GO_ON: &str = "others go on with the job, and hold what it is";
+const OTHERS_GO_ON: &str = "other nodes continue the job and hold its state";
 
 /// A transaction's record at this place of its reads, if the key is there.
 fn record<T: DeserializeOwned>(read: &TxnResult, at: usize) -> Result<Option<T>, CommitError> {

@@ -24,7 +24,8 @@ pub enum BadJobId {
     TooLong(usize),
     /// A character that would be read differently in keys, paths or logs.
     #[error(
-        "the job id {id:?} holds {found:?}; only letters, digits and ._-:@+= are allowed (it becomes part of keys and paths): try {suggestion:?}"
+        "the job id {id:?} holds {found:?}; only letters, digits and ._-:@+= are allowed (it becomes part of keys and \
+         paths): try {suggestion:?}"
     )]
     Character {
         /// What was given.

@@ -1,7 +1,7 @@
 //! A job's vocabulary: ids, keys and the JSON records that live under them.
 //!
-//! Dashboards read these records, so their shapes are documented in `docs/protocol.md`. Fields may be added; what programs
-//! of other releases make of that is in its "Versions".
+//! Dashboards read these records, so their shapes are documented in `docs/protocol.md`. Fields may be added; what
+//! programs of other releases make of that is in its "Versions".
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 

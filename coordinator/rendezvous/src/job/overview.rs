@@ -76,7 +76,8 @@ impl Overview {
         Overview { prefix: prefix.to_owned(), jobs: BTreeMap::new(), problems: Vec::new() }
     }
 
-    /// All jobs, out of everything under [`Keys::jobs`]. A record that cannot be read is left out: see [`Overview::problems`].
+    /// All jobs, out of everything under [`Keys::jobs`]. A record that cannot be read is left out: see
+    /// [`Overview::problems`].
     pub fn of(prefix: &str, values: &[KeyValue]) -> Overview {
         let mut overview = Overview::new(prefix);
         for kv in values {
@@ -261,7 +262,7 @@ impl Job {
         !round.value.state.is_final() || !self.nodes.is_empty()
     }
 
-    /// The releases of the programs that are here, the leader's too, without repetition; `None` stands for those whose
+    /// The releases of the programs that are here, the leader's too, without repetition; `None` is for programs whose
     /// records name none.
     pub fn releases(&self) -> BTreeSet<Option<&str>> {
         let nodes = self.nodes.values().map(|node| node.value.release.as_ref());

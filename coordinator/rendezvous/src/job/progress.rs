@@ -196,7 +196,8 @@ mod tests {
 
     #[test]
     fn restarts_that_reach_no_new_step_are_counted() {
-        // The steps at which the job fails, one after the other; then the furthest, and the restarts that brought nothing.
+        // The steps at which the job fails, one after the other; then the furthest, and the restarts that brought
+        // nothing.
         for (failures, furthest, stalled) in [
             (&[None][..], None, 0),
             (&[None, None, None], None, 2),

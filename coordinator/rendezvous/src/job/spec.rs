@@ -148,7 +148,8 @@ pub enum SpecError {
     },
     /// The margins leave no time to train in.
     #[error(
-        "a lease of {lease:?} is too short for a margin of {margin:?}: it takes at least four times the margin, so raise lease_ttl or lower margin"
+        "a lease of {lease:?} is too short for a margin of {margin:?}: it takes at least four times the margin, so \
+         raise lease_ttl or lower margin"
     )]
     Margin {
         /// The lease's time to live.

@@ -43,7 +43,8 @@ pub enum StoreError {
     },
     /// The store has no space left and takes no writes.
     #[error(
-        "the store at {endpoints} is out of space and takes no writes: compact and defragment it, then `etcdctl alarm disarm`"
+        "the store at {endpoints} is out of space and takes no writes: compact and defragment it, then `etcdctl alarm \
+         disarm`"
     )]
     NoSpace {
         /// Where we tried.

@@ -193,7 +193,7 @@ impl Leader {
                     None => "the beginning".to_owned(),
                 };
                 strays.push(format!(
-                    "{problem} Training resumes from {holds}, as it was before, and no checkpoint is committed: delete it"
+                    "{problem} Training resumes from {holds}, as before, and no checkpoint is committed: delete it"
                 ));
                 self.checkpoint = known;
             }
@@ -208,7 +208,8 @@ impl Leader {
         match kv.map(Versioned::<JobSecret>::parse) {
             Some(Ok(read)) => self.secret = Some(read.value),
             Some(Err(problem)) => strays.push(format!(
-                "{problem} Where no other was known before, pulses count without a proof of who sent them, until the job begins anew"
+                "{problem} Where no other was known before, pulses count without a proof of who sent them, until the \
+                 job starts again"
             )),
             None => {}
         }

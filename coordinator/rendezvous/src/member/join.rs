@@ -159,7 +159,7 @@ impl Member {
             self.follow(result.revision.next(), out);
         }
         self.leader_read(now, leader, result.revision, out);
-        self.say_once("the job has failed; waiting for its last agents to leave before it begins anew".into(), out);
+        self.say_once("the job has failed; waiting for its last agents to leave before it starts again".into(), out);
         let pause = if self.leadership.own_term.is_some() { AGAIN } else { self.setup.spec.timings.renewal() };
         self.timers.set(Timer::Look, if overtaken { now } else { now + pause });
     }
@@ -172,8 +172,8 @@ impl Member {
         }
     }
 
-    /// The first round of an id. `spec` is what somebody left of an earlier job, as it was read: without a round it says
-    /// nothing.
+    /// The first round of an id. `spec` is the revision of the spec that an earlier job left in the store. Without a
+    /// round, that spec says nothing.
     fn begin_job(&mut self, spec: Revision, out: &mut Out) {
         let keys = &self.setup.keys;
         let round = first_round(1, 1);
@@ -218,7 +218,8 @@ impl Member {
         let delay = self.setup.spec.timings.takeover_delay;
         self.say_once(
             format!(
-                "{differs}, and its nodes are gone: it begins anew with the flags given here once takeover_delay ({delay:?}) is over"
+                "{differs}, and its nodes are gone: it starts again with the flags given here once takeover_delay \
+                 ({delay:?}) is over"
             ),
             out,
         );

@@ -14,8 +14,9 @@
 //! On the way back to `waiting` the workers are stopped, or they quiesce: workers that know about rounds stay as they
 //! are, touch nothing, and continue in the next place. To everybody else both are the same.
 //!
-//! This is its `Mode`. `Workers` says whether workers are alive, since they outlive a mode while they stop, and `fence.rs`
-//! how long they may be. From any mode it may come to its end: `ending` or `evicted` until no worker is left, then `over`.
+//! This is its `Mode`. `Workers` says whether workers are alive, since they outlive a mode while they stop, and
+//! `fence.rs` how long they may be. From any mode it may come to its end: `ending` or `evicted` until no worker is
+//! left, then `over`.
 //!
 //! | module | what it is |
 //! |---|---|

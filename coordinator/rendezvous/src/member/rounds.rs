@@ -32,7 +32,7 @@ impl Member {
         }
         if self.round.as_ref().is_some_and(|known| known.value.generation != round.value.generation) {
             // Cut off, it missed the job's failure. It joins like anyone else: the flags may be others now.
-            return self.evicted("the job failed and was begun anew meanwhile".to_owned(), out);
+            return self.evicted("the job failed and was started again meanwhile".to_owned(), out);
         }
         self.round = Some(round.clone());
         match round.value.state {

@@ -16,7 +16,8 @@ fn keys() -> Keys {
 
 fn spec() -> Value {
     json!({
-        "protocol": 1, "min_nodes": 1, "max_nodes": 3, "max_restarts": 3, "exclude_after": 0, "lease_ttl_ms": 10_000, "last_call_ms": 0,
+        "protocol": 1, "min_nodes": 1, "max_nodes": 3, "max_restarts": 3, "exclude_after": 0, "lease_ttl_ms": 10_000,
+        "last_call_ms": 0,
         "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000, "drain_grace_ms": 30_000,
         "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": 0,
     })
@@ -357,7 +358,7 @@ fn a_new_leader_knows_whom_it_follows_and_since_when_that_is_silent() {
 #[test]
 fn a_node_that_finds_another_life_of_its_job_kills_its_workers_at_once() {
     for (what, found) in [
-        ("the job begun anew", Some(round(30, 30, forming()))),
+        ("the job started again", Some(round(30, 30, forming()))),
         (
             "one that looks like its own",
             Some(round(

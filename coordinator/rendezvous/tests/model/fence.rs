@@ -18,7 +18,7 @@ const FENCE: u8 = 3;
 
 const FENCED: &str = "M has stopped when the next round starts";
 const SEALED: &str = "the next round starts";
-const AWAY: &str = "the store is away for M and for L, and M goes on";
+const AWAY: &str = "M and L do not reach the store, and M continues";
 
 /// One rule of the fence point taken away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,7 +97,7 @@ impl FencePoint {
         self.mutation == Some(mutation)
     }
 
-    /// M's workers may go on while this is under [`FENCE`]: either it proves its round through the store, or L has
+    /// M's workers may continue while this is under [`FENCE`]: either it proves its round through the store, or L has
     /// all members, so that no successor counts.
     fn age(&self, clocks: &Clocks) -> u8 {
         let through_store = match self.broken(Mutation::KeepAliveAlone) {

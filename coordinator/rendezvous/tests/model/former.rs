@@ -16,7 +16,7 @@ const FENCE: u8 = 3;
 
 const FENCED: &str = "L has stopped when the next round starts";
 const SEALED: &str = "the next round starts";
-const HELD: &str = "L's lease is over, and it goes on since K answers";
+const HELD: &str = "L's lease is over, and L continues since K answers";
 
 /// One rule taken away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -58,7 +58,7 @@ pub(crate) fn all() -> Vec<Property<Protocol>> {
             s.nodes.iter().zip(&s.keys).any(|(node, key)| node.work.is_some_and(|work| *key > Some(work.run)))
         }),
         Property::sometimes(COMMITTED, |_, s: &State| s.places().any(|place| place.resume > 0)),
-        // Where nobody crashes, only the end of a generation makes members leave.
+        // Without crashes, only the end of a generation makes members leave.
         Property::sometimes(GENERATION, |m, s: &State| {
             let left = s.nodes[..2].iter().all(|node| !node.alive);
             m.rules.troubles.crashes == 0 && left && s.places().any(|place| place.number > 1)

@@ -1,4 +1,4 @@
-//! What is checked: the protocol's guards, of which one may be removed, the first state, and the bounds.
+//! What is checked: the protocol's guards, the first state, and the bounds. A mutation removes one of the guards.
 
 use crate::state::{
     Id, LeaderKey, NODES, Node, Office, Order, Phase, Place, Pointer, RankKey, Record, Rev, Round, State, Troubles,
@@ -9,9 +9,9 @@ use crate::state::{
 pub(crate) enum Mutation {
     /// Rank keys are `rounds/<n>/<node>`, and the running record names no plan.
     NoPlan,
-    /// A new leader goes on with the plan that it finds instead of writing `forming` anew.
+    /// A new leader continues with the plan that it finds instead of writing `forming` again.
     PlanInherited,
-    /// A leader composes the membership anew under a plan whose rank keys it has already sent.
+    /// A leader composes the membership again under a plan whose rank keys it has already sent.
     PlanRecomposed,
     /// A leader's transactions are guarded by the `leader` key's create revision.
     CreateRevisionGuard,

@@ -19,9 +19,9 @@ pub(crate) enum Step {
     HandOver(Id),
     /// A lease ends: the node's key vanishes, and `leader` if the node held it.
     Lapse(Id),
-    /// An agent dies. Its workers go on until the guard has killed them: see `Fence`.
+    /// An agent dies. Its workers continue until the guard has killed them: see `Fence`.
     Crash(Id),
-    /// A transaction leaves, judged on the store as it is now.
+    /// A transaction leaves. The store's present state decides its outcome.
     Send(Txn),
     /// It reaches the store.
     Arrive(Txn),
@@ -170,7 +170,7 @@ fn leader_sends(rules: &Rules, state: &State, id: Id, bodies: &mut Vec<Body>) {
     let number = if forming { round.number } else { round.number + 1 };
     let ready = if mine { seal(rules, state, &round) } else { None };
     let recompose = state.office.planned.len() > 0 && ready.is_some_and(|order| order != state.office.planned);
-    // Nobody need be lost for a new round: a worker failed, or the group is to grow.
+    // A new round may begin without a lost node: a worker failed, or the group is to grow.
     let begin = !forming && number <= rules.last_round;
     if begin || (forming && !mine) || (mine && recompose) {
         bodies.push(Body::Form { term, number, evict: None, confirmed: false });

@@ -27,7 +27,7 @@ struct Event {
     gone: bool,
     value: String,
     dir: bool,
-    /// Refreshes have an index and are told to nobody.
+    /// Refreshes have an index, and etcd tells no watcher of them.
     silent: bool,
 }
 
@@ -55,7 +55,7 @@ impl Etcd {
         }
     }
 
-    /// Whether nobody is answered.
+    /// Whether this etcd answers no one.
     pub(crate) fn is_away(&self) -> bool {
         self.away
     }
@@ -92,7 +92,7 @@ impl Etcd {
 
     /// Forgets all events, as a busy cluster does soon.
     pub(crate) fn clear_history(&mut self) {
-        // Others' writes, which nobody here watches.
+        // Writes of other clients to keys that no one here watches.
         self.index += HISTORY as u64;
         self.history.clear();
         self.forgotten = self.index;

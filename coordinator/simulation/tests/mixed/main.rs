@@ -1,5 +1,5 @@
 //! TorchElastic's rendezvous, with agents of ours and a model of torchrun's mixed in one job: every schedule comes from
-//! a seed and can be played again. The package `tests` runs a real etcd and a real torchrun.
+//! a seed, so a seed repeats it. The package `tests` runs a real etcd and a real torchrun.
 //!
 //! ```text
 //! ELASTIC_SEED=123 cargo test -p elastic-simulation --test mixed replay -- --ignored --nocapture
@@ -27,7 +27,8 @@ fn check(seed: u64) -> Ran {
         let end: Vec<&str> = ran.story.lines().rev().take(150).collect();
         let end: Vec<&str> = end.into_iter().rev().collect();
         panic!(
-            "seed {seed} breaks the promise \"{promise}\": {what}\n\n{}\n\n{}\n\nplay it again: ELASTIC_SEED={seed} cargo test -p elastic-simulation --test mixed replay -- --ignored --nocapture",
+            "seed {seed} breaks the promise \"{promise}\": {what}\n\n{}\n\n{}\n\nto repeat it: ELASTIC_SEED={seed} \
+             cargo test -p elastic-simulation --test mixed replay -- --ignored --nocapture",
             ran.scenario,
             end.join("\n")
         );
@@ -86,7 +87,7 @@ fn number(name: &str) -> Option<u64> {
 
 /// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on: for long searches.
 #[test]
-#[ignore = "takes as long as it is told to"]
+#[ignore = "takes as long as ELASTIC_SEEDS says"]
 fn search() {
     let count = number("ELASTIC_SEEDS").expect("ELASTIC_SEEDS says how many seeds to play");
     let from = number("ELASTIC_FROM").unwrap_or(0);

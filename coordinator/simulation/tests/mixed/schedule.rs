@@ -14,7 +14,7 @@ use crate::ours::{Order, Ours};
 use crate::torchrun::Torchrun;
 use crate::world::{Exit, World};
 
-/// How long faults go on.
+/// How long faults continue.
 const TROUBLE: Duration = Duration::from_secs(45);
 /// How soon a group must be at work after the last fault: torchrun's agents may be stuck for five minutes, and then fail.
 const SETTLED: Duration = Duration::from_secs(400);

@@ -18,9 +18,9 @@ use crate::etcd::{EXPIRY, Etcd};
 use crate::network::Weather;
 use crate::ours::ended;
 
-/// How long an agent of ours may go on in a version that is no more, while etcd answers.
+/// How long an agent of ours may continue in a version that has ended, while etcd answers.
 const BEHIND: Duration = Duration::from_secs(10);
-/// How often the world is looked at.
+/// How often the test checks the world.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A place that workers were started in.
@@ -120,7 +120,7 @@ impl World {
     }
 
     pub(crate) fn now(&self) -> Time {
-        // Not from zero, which stands for never.
+        // Not from zero, which means never.
         Time::from_millis(1_000) + self.begun.elapsed()
     }
 
@@ -201,7 +201,7 @@ impl World {
         self.running.borrow_mut().insert(name.to_owned(), running);
     }
 
-    /// They are told to stop.
+    /// The agent tells its workers to stop.
     pub(crate) fn stopping(&self, name: &str) {
         if let Some(running) = self.running.borrow_mut().get_mut(name) {
             running.stopping = true;

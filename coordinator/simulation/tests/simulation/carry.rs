@@ -80,7 +80,7 @@ impl World {
         let outputs = process.member.step(now, input);
         if process.member.is_stuck() {
             let line = format!("p{p} is {} and waits for nothing", process.member.mode_name());
-            self.promises.breach("nobody waits for ever", line);
+            self.promises.breach("no member waits for ever", line);
         }
         if let Some(while_) = process.trips.take_if(|_| !outputs.is_empty()) {
             process.frozen = true;
@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    /// Remembers what a leader is told of nodes' keys.
+    /// Remembers what the watch tells a leader about nodes' keys.
     fn tell_news(&mut self, p: usize, input: &LeaderInput) {
         let LeaderInput::Watched(WatchUpdate::Events(events)) = input else { return };
         for event in events {
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// After an answer a leader may have read the job anew: it still knows what it was told and what still stands.
+    /// After an answer a leader may have read the job again. It still knows what its watch has told it and is still true.
     fn check_news(&mut self, p: usize) {
         let Some(leader) = self.processes[p].leader.as_ref().filter(|leader| !leader.is_over()) else { return };
         let stands = |(node, told): (&NodeId, &Revision)| {

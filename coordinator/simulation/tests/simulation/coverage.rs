@@ -48,10 +48,10 @@ const NO_INPUT: [(&str, &[&str], &str); 6] = [
         &["leader dead", "started", "ended", "stopped", "quiesced"],
         "it has no stream to a leader, and no workers",
     ),
-    ("starting", &["stopped", "quiesced"], "nobody asked for a stop"),
-    ("running", &["started", "stopped", "quiesced"], "workers start once, and nobody asked for a stop"),
+    ("starting", &["stopped", "quiesced"], "no one asked for a stop"),
+    ("running", &["started", "stopped", "quiesced"], "workers start once, and no one asked for a stop"),
     ("done", &["started", "quiesced"], "workers that have ended do neither"),
-    ("warming up", &["ended"], "an end ahead of a place is reported to nobody"),
+    ("warming up", &["ended"], "an end ahead of a place is reported to no one"),
     ("failed", &["quiesced"], "workers quiesce for a round that forms, which ends this mode"),
 ];
 

@@ -99,30 +99,8 @@ impl World {
                 self.hosts[host].cut_off = true;
                 self.at(while_, Happening::Fault(Fault::Reconnect(host)));
             }
-            FaultKind::Split => {
-                let away: Vec<bool> = self.hosts.iter().map(|_| self.dice.chance(0.5)).collect();
-                self.tell(|| format!("hosts are split: {away:?}"));
-                for a in 0..away.len() {
-                    if away[a] {
-                        self.hosts[a].cut_off = true;
-                        self.at(while_, Happening::Fault(Fault::Reconnect(a)));
-                    }
-                    for b in (a + 1..away.len()).filter(|b| away[*b] != away[a]) {
-                        self.cuts.insert((a, b));
-                        self.at(while_, Happening::Fault(Fault::Mend(a, b)));
-                    }
-                }
-            }
-            FaultKind::CutPeers => {
-                let only = self.dice.between(0, self.hosts.len() as u64) as usize;
-                let all = self.dice.chance(0.5);
-                for other in (0..self.hosts.len()).filter(|other| *other != host && (all || *other == only)) {
-                    let (a, b) = (host.min(other), host.max(other));
-                    self.tell(|| format!("hosts {a} and {b} cannot reach each other"));
-                    self.cuts.insert((a, b));
-                    self.at(while_, Happening::Fault(Fault::Mend(a, b)));
-                }
-            }
+            FaultKind::Split => self.split(while_),
+            FaultKind::CutPeers => self.cut_peers(host, while_),
             FaultKind::Outage => {
                 self.tell(|| "the store is away".into());
                 self.store.go_down(self.now);
@@ -138,9 +116,7 @@ impl World {
                     }
                 }
             }
-            FaultKind::Deaf => {
-                self.deafen(host, while_);
-            }
+            FaultKind::Deaf => self.deafen(host, while_),
             FaultKind::Island | FaultKind::Stale | FaultKind::Unheard | FaultKind::Blame | FaultKind::Ruin => {
                 self.strike_by_role(kind);
             }
@@ -149,33 +125,65 @@ impl World {
                 self.stream_broke(p);
             }
             FaultKind::Join => self.enter(host),
-            FaultKind::Drain => {
-                // Seldom enough that one warms up just then.
-                let warming = |process: &Process| process.alive && process.rest == Rest::WarmingUp;
-                let Some(p) = self.processes.iter().position(warming).or_else(|| self.some_process()) else { return };
-                self.processes[p].drained = true;
-                let tree = self.processes[p].tree.as_ref().map(|tree| tree.id);
-                if let Some(tree) = tree.filter(|_| self.dice.chance(0.5)) {
-                    // Told together with its workers, which are quicker to hear.
-                    self.tree_fails(p, tree, FailureClass::Signalled);
-                }
-                let after = self.dice.between(0, 100 * MS);
-                self.input_after(after, p, Input::Member(MemberInput::Drain));
-                self.maybe_enter(self.processes[p].host);
-            }
+            FaultKind::Drain => self.drain(),
             FaultKind::Operator => self.operate(),
             FaultKind::Pause => self.pause(),
             FaultKind::Exclude => self.exclude(host),
-            FaultKind::Everything => {
-                self.tell(|| "every agent is killed".into());
-                for p in 0..self.processes.len() {
-                    self.die(p);
-                }
-                for host in 0..self.hosts.len() {
-                    self.maybe_enter(host);
-                }
+            FaultKind::Everything => self.kill_all(),
+        }
+    }
+
+    /// Splits the hosts into two sides that cannot reach each other. Only one side reaches the store.
+    fn split(&mut self, while_: u64) {
+        let away: Vec<bool> = self.hosts.iter().map(|_| self.dice.chance(0.5)).collect();
+        self.tell(|| format!("hosts are split: {away:?}"));
+        for a in 0..away.len() {
+            if away[a] {
+                self.hosts[a].cut_off = true;
+                self.at(while_, Happening::Fault(Fault::Reconnect(a)));
+            }
+            for b in (a + 1..away.len()).filter(|b| away[*b] != away[a]) {
+                self.cuts.insert((a, b));
+                self.at(while_, Happening::Fault(Fault::Mend(a, b)));
             }
         }
+    }
+
+    /// Cuts a host off from one other host or from all.
+    fn cut_peers(&mut self, host: usize, while_: u64) {
+        let only = self.dice.between(0, self.hosts.len() as u64) as usize;
+        let all = self.dice.chance(0.5);
+        for other in (0..self.hosts.len()).filter(|other| *other != host && (all || *other == only)) {
+            let (a, b) = (host.min(other), host.max(other));
+            self.tell(|| format!("hosts {a} and {b} cannot reach each other"));
+            self.cuts.insert((a, b));
+            self.at(while_, Happening::Fault(Fault::Mend(a, b)));
+        }
+    }
+
+    fn kill_all(&mut self) {
+        self.tell(|| "every agent is killed".into());
+        for p in 0..self.processes.len() {
+            self.die(p);
+        }
+        for host in 0..self.hosts.len() {
+            self.maybe_enter(host);
+        }
+    }
+
+    fn drain(&mut self) {
+        // Seldom enough that one warms up just then.
+        let warming = |process: &Process| process.alive && process.rest == Rest::WarmingUp;
+        let Some(p) = self.processes.iter().position(warming).or_else(|| self.some_process()) else { return };
+        self.processes[p].drained = true;
+        let tree = self.processes[p].tree.as_ref().map(|tree| tree.id);
+        if let Some(tree) = tree.filter(|_| self.dice.chance(0.5)) {
+            // Told together with its workers, which are quicker to hear.
+            self.tree_fails(p, tree, FailureClass::Signalled);
+        }
+        let after = self.dice.between(0, 100 * MS);
+        self.input_after(after, p, Input::Member(MemberInput::Drain));
+        self.maybe_enter(self.processes[p].host);
     }
 
     /// Nothing of what the host watches in the store reaches it for a while.

@@ -1,4 +1,4 @@
-//! The real machines in a simulated world: every schedule comes from a seed and can be played again. The package
+//! The real machines in a simulated world: every schedule comes from a seed, so a seed repeats it. The package
 //! `tests` runs a real store and real processes.
 //!
 //! ```text
@@ -53,7 +53,8 @@ fn tell(seed: u64) -> ! {
     let ran = run(seed, None, Telling::Kept);
     let breach = ran.breach.expect("the same seed breaks the same promise");
     panic!(
-        "seed {seed} breaks the promise \"{}\": {}\n\n{}\n\n{}\n\nplay it again: ELASTIC_SEED={seed} cargo test -p elastic-simulation --test simulation replay -- --ignored --nocapture",
+        "seed {seed} breaks the promise \"{}\": {}\n\n{}\n\n{}\n\nto repeat it: ELASTIC_SEED={seed} cargo test -p \
+         elastic-simulation --test simulation replay -- --ignored --nocapture",
         breach.promise, breach.what, ran.scenario, ran.story
     );
 }
@@ -64,7 +65,7 @@ fn what_is_late() {
     play(Family::LATE..Family::LATE + PART);
 }
 
-/// Leaders, members and those who wait, struck as such.
+/// Faults for a role: the leader, members, nodes that wait.
 #[test]
 fn roles() {
     play(Family::ROLES..Family::ROLES + PART);
@@ -114,7 +115,7 @@ fn number(name: &str) -> Option<u64> {
 /// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on, by turns of anything, of
 /// what is late, of roles, of pauses, of exclusions and of needs: for long searches.
 #[test]
-#[ignore = "takes as long as it is told to"]
+#[ignore = "takes as long as ELASTIC_SEEDS says"]
 fn search() {
     let count = number("ELASTIC_SEEDS").expect("ELASTIC_SEEDS says how many seeds to play");
     let from = number("ELASTIC_FROM").unwrap_or(0);

@@ -244,7 +244,7 @@ impl World {
         }
     }
 
-    /// A dead process's port is closed, since its tree is gone: whoever dials is refused. Nothing to do but to be gone.
+    /// A dead process's port is closed, since its tree is gone: a node that dials it is refused.
     pub(crate) fn port_closed(&mut self, p: usize) {
         self.tell(|| format!("p{p}: its port is closed"));
     }

@@ -88,7 +88,7 @@ pub(crate) struct Stream {
     pub(crate) leader: NodeId,
     pub(crate) port: u16,
     pub(crate) open: bool,
-    /// Being dialled since: after patience runs out the death is not confirmed, and it begins anew.
+    /// Being dialled since: after patience runs out the death is not confirmed, and it begins again.
     pub(crate) term: Revision,
     pub(crate) probe: u64,
     /// When the newest word was said that came over it.
@@ -109,17 +109,17 @@ pub(crate) struct Process {
     pub(crate) life: u32,
     pub(crate) member: Member,
     pub(crate) leader: Option<Leader>,
-    /// Nodes' keys that the leader was told of by its watch in this term, and their newest revisions.
+    /// Nodes' keys that the watch has reported to the leader in this term, and their newest revisions.
     pub(crate) told: BTreeMap<NodeId, Revision>,
     pub(crate) end: Option<End>,
     pub(crate) tree: Option<Tree>,
     pub(crate) start: Option<Start>,
-    /// The member was told that its workers are gone, or there never were any.
+    /// The member knows that its workers are gone, or there never were any.
     pub(crate) stopped_told: bool,
     /// Stopping was asked for.
     pub(crate) stop_asked: bool,
     pub(crate) rest: Rest,
-    /// The workers were told that a round is forming.
+    /// The workers know that a round is forming.
     pub(crate) forming_told: bool,
     /// The guard's deadline.
     pub(crate) fence: Option<Time>,

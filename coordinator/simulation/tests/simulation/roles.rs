@@ -9,7 +9,7 @@ use crate::world::{Happening, World};
 
 impl World {
     pub(crate) fn strike_by_role(&mut self, kind: FaultKind) {
-        // Whoever has ended comes back: there is always a group to strike.
+        // Agents that have ended come back, so that there is always a group for the faults.
         for host in 0..self.hosts.len() {
             self.maybe_enter(host);
         }

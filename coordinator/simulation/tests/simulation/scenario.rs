@@ -1,4 +1,4 @@
-//! What a seed stands for: how many nodes, which timings, which faults.
+//! What a seed decides: how many nodes, which timings, which faults.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(crate) enum FaultKind {
     Everything,
     /// Nothing of what a host watches in the store reaches it, while its calls do.
     Deaf,
-    /// Members are cut off from the store together, and reach each other: whoever leads them still vouches for them.
+    /// Members are cut off from the store together, and reach each other: their leader still vouches for them.
     Island,
     /// The leader is cut off from the store, and some of its members hear nothing of a successor.
     Stale,
@@ -96,7 +96,7 @@ pub(crate) struct Scenario {
     pub(crate) pace: u64,
     /// When faults end.
     pub(crate) heal_at: u64,
-    /// When workers end by themselves although faults go on.
+    /// When workers end by themselves although faults continue.
     pub(crate) finish_at: Option<u64>,
     /// Chance of a worker to fail by itself, for each start.
     pub(crate) failing: f64,
@@ -104,7 +104,7 @@ pub(crate) struct Scenario {
     pub(crate) losing: f64,
     /// Parts per million by which clocks differ at most.
     pub(crate) skew: u64,
-    /// Chance that what one machine sends another takes seconds, while faults go on.
+    /// Chance that what one machine sends another takes seconds, while faults continue.
     pub(crate) late: f64,
     /// Two hosts that never reach each other, not even when all else works again.
     pub(crate) apart: Option<(usize, usize)>,
@@ -192,7 +192,7 @@ impl Scenario {
         self.aware = (0..self.hosts).map(|_| dice.chance(0.3)).collect();
         self.spec.min_nodes = dice.between(1, 3) as u32;
         self.spec.max_nodes = self.hosts as u32 - dice.between(0, 2) as u32;
-        // Rounds end often, and the job goes on.
+        // Rounds end often, and the job continues.
         self.spec.max_restarts = 1000;
         let timings = &mut self.spec.timings;
         timings.lease_ttl = Duration::from_secs(dice.between(4, 6));
@@ -260,7 +260,7 @@ impl Scenario {
             let most = self.spec.max_nodes.min(self.hosts as u32 - u32::from(self.clash));
             self.spec.min_nodes = most.saturating_sub(1).max(1);
         }
-        // Rounds fail often, and the job goes on.
+        // Rounds fail often, and the job continues.
         self.spec.max_restarts = dice.between(3, 30) as u32;
         self.failing = dice.between(0, 6) as f64 / 10.0;
         self.heal_at = self.heal_at.max(dice.between(30, 200) * SECOND);

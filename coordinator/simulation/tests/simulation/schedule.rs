@@ -12,7 +12,7 @@ use crate::promises::Breach;
 use crate::scenario::FaultKind;
 use crate::world::{Happening, Mutation, World};
 
-/// What came of a seed.
+/// The result of a seed.
 pub(crate) struct Ran {
     pub(crate) breach: Option<Breach>,
     pub(crate) coverage: Coverage,
@@ -20,7 +20,7 @@ pub(crate) struct Ran {
     pub(crate) scenario: String,
 }
 
-/// How a seed is told.
+/// Whether a seed's story is kept or printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Telling {
     Silent,

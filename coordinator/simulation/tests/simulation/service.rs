@@ -84,7 +84,7 @@ pub(crate) struct Service {
     pub(crate) mvcc: Mvcc,
     clock: Clock,
     pub(crate) up: bool,
-    /// How long it was down in all: its leases' time stands still then.
+    /// How long it was down in all: its leases do not age meanwhile.
     paused: u64,
     down_since: u64,
     pub(crate) watches: Vec<Watch>,
@@ -178,7 +178,7 @@ impl Service {
         });
     }
 
-    /// What a watch has not been told yet.
+    /// The changes that a watch has not received yet.
     pub(crate) fn news(&mut self, watch: usize) -> Option<WatchUpdate> {
         let revision = self.mvcc.revision();
         let watch = &mut self.watches[watch];

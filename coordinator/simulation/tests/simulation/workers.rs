@@ -36,7 +36,7 @@ impl World {
             let outcome = Outcome::Failed(failure(FailureClass::Lost, "the deadline had passed"));
             return self.soon(p, Input::Member(MemberInput::Ended { round, outcome }));
         }
-        // Those at rest go on as they are; what was to become of them still may.
+        // Workers at rest continue unchanged. What was planned for them may still happen.
         let id = process.tree.as_ref().map_or(id, |tree| tree.id);
         process.tree = Some(Tree { id, round, quiet: false, at_rest: false, short: false });
         let started = self.dice.mostly(2 * SECOND, 12 * SECOND);
@@ -64,7 +64,7 @@ impl World {
     }
 
     pub(crate) fn tree_started(&mut self, p: usize, tree: u64, round: u64) {
-        // Workers that quiesced are started again: each start is told once.
+        // Workers that quiesced are started again. Each start is reported once.
         let of_round = self.processes[p].tree.as_ref().is_some_and(|tree| tree.round == round);
         if of_round && self.has_tree(p, tree) && !self.processes[p].stop_asked {
             self.soon(p, Input::Member(MemberInput::Started(round)));
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// Whether its workers are to quiesce, or have: exits are no failures then, and those that live end as nobody's.
+    /// Whether its workers are to quiesce, or have. Exits are no failures then; workers that live end unreported.
     fn is_resting(&self, p: usize) -> bool {
         let process = &self.processes[p];
         process.rest != Rest::No || process.tree.as_ref().is_some_and(|tree| tree.at_rest)
@@ -174,7 +174,7 @@ impl World {
         self.soon(p, Input::Member(MemberInput::Quiesced { master, whole }));
     }
 
-    /// New workers are started in the place of those that are gone, and touch nothing.
+    /// New workers are started instead of those that are gone, and touch nothing.
     pub(crate) fn warm_up_workers(&mut self, p: usize, grace: Duration) {
         let id = self.fresh();
         let process = &mut self.processes[p];

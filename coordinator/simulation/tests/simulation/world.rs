@@ -33,7 +33,7 @@ pub(crate) enum Mutation {
     WordVouchesForAll,
     /// Commits are not guarded by the round.
     CommitUnfenced,
-    /// Workers are said to have quiesced while they go on.
+    /// The agent says that workers have quiesced while they continue.
     QuiescedTooSoon,
 }
 

@@ -1,5 +1,5 @@
-//! `elasticctl token`: makes a token for the coordinator's API. The line to keep goes to standard output, the token, which
-//! no one keeps but its user, to standard error.
+//! `elasticctl token`: makes a token for the coordinator's API. The line to keep goes to standard output, the token,
+//! which no one keeps but its user, to standard error.
 
 use std::time::Duration;
 

@@ -99,7 +99,7 @@ fn caller(users: &Users, headers: &HeaderMap, now_ms: u64) -> Result<Caller, Pro
     match users.whose(&token, now_ms) {
         Whose::Of(user) => Ok(Caller::User(user.clone())),
         Whose::Expired(user) => refused(format!("the token of {} has expired: ask for a new one", user.name)),
-        Whose::Nobody => refused("nobody has this token: was it replaced? Ask for a new one".into()),
+        Whose::Nobody => refused("no user has this token: was it replaced? Ask for a new one".into()),
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
             ("authorization", "Bearer secret", 99, ""),
             ("authorization", "bearer  secret", 99, ""),
             ("authorization", "Bearer secret", 100, "expired"),
-            ("authorization", "Bearer secre", 99, "nobody"),
+            ("authorization", "Bearer secre", 99, "no user"),
             ("authorization", "Basic secret", 99, "a token is needed"),
             ("authorization", "secret", 99, "a token is needed"),
             ("cookie", "Bearer secret", 99, "a token is needed"),

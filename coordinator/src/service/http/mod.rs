@@ -1,5 +1,5 @@
-//! What a replica serves over HTTP: `/live`, `/ready`, `/metrics`, and where that is asked for the JSON API, the same over
-//! gRPC, and the page.
+//! What a replica serves over HTTP: `/live`, `/ready`, `/metrics`, and where that is asked for the JSON API, the same
+//! over gRPC, and the page.
 //! What it reads comes from memory: however many ask, the store is not asked. What it changes, it asks of the store as
 //! `elasticctl` does.
 

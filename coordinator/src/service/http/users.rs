@@ -1,5 +1,5 @@
-//! Who may use the API: the users file, one JSON object a line, and the tokens that its lines know by their SHA-256 alone.
-//! Which call needs which right is decided in `access`.
+//! Who may use the API: the users file, one JSON object a line, and the tokens that its lines know by their SHA-256
+//! alone. Which call needs which right is decided in `access`.
 
 use std::collections::BTreeSet;
 use std::fmt;

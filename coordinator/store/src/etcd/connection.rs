@@ -21,8 +21,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(6);
 /// How long a ping's answer may take before the connection counts as dead.
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How many new tokens a call or a watch takes before it believes that etcd refuses us. Each costs etcd a tenth of a second
-/// of one core.
+/// How many new tokens a call or a watch takes before it believes that etcd refuses us. Each costs etcd a tenth of a
+/// second of one core.
 pub(super) const NEW_TOKENS: u32 = 3;
 
 /// The longest pause before a further new token: about what a login takes.

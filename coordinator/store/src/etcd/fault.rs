@@ -98,8 +98,8 @@ pub(super) fn of_words(words: &str, at: &str) -> Option<Fault> {
         let compacted = StoreError::Compacted { requested: Revision::NONE, oldest: Revision::NONE };
         return Some(Fault::Refused(compacted));
     }
-    // A token that etcd does not know any more; one from before a change of users or roles, in the words of 3.4 and of 3.5;
-    // and none, where etcd got users after we connected.
+    // A token that etcd does not know any more; one from before a change of users or roles, in the words of 3.4 and of
+    // 3.5; and none, where etcd got users after we connected.
     let stale =
         ["invalid auth token", "revision of auth store is old", "revision in header is old", "user name is empty"];
     if stale.iter().any(|text| says(text)) {

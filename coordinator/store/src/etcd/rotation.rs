@@ -126,8 +126,8 @@ impl<C> Rotation<C> {
         link.retired.send_replace(true);
     }
 
-    /// Makes attempts until one is answered, as far as repeating is safe, all of them within `limit`. An attempt is told
-    /// when it must have ended.
+    /// Makes attempts until one is answered, as far as repeating is safe, all of them within `limit`. An attempt gets the
+    /// time at which it must have ended.
     pub async fn call<T, F, Fut>(&self, repeat: Repeat, limit: Duration, attempt: F) -> Result<T>
     where
         F: Fn(Instant) -> Fut,

@@ -49,7 +49,7 @@ async fn all_conditions_and_operations_of_a_transaction_arrive() {
         Compare::mod_revision("a", CompareOp::Equal, 3),
         Compare::lease("leased", CompareOp::Equal, lease),
         Compare::create_revision("a", CompareOp::Greater, 0).with_prefix(),
-        Compare::version("nobody", CompareOp::Equal, 0).with_prefix(),
+        Compare::version("missing", CompareOp::Equal, 0).with_prefix(),
     ];
     let txn = Txn::new().when(holds).and_then([
         TxnOp::put("b", "2", Some(PutOptions::new().with_prev_key())),

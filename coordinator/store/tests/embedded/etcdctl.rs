@@ -36,7 +36,7 @@ async fn ok(server: &Served, args: &[&str]) -> String {
     etcdctl(server, args).await.unwrap_or_else(|error| panic!("{args:?}: {error}"))
 }
 
-/// A command that goes on, line by line; killed when dropped.
+/// A command that continues to print lines; killed when dropped.
 struct Running {
     child: Child,
     lines: mpsc::UnboundedReceiver<String>,

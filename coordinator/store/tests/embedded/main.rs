@@ -53,5 +53,5 @@ async fn within<T>(what: impl Future<Output = T>) -> T {
 }
 
 async fn next(stream: &mut WatchStream) -> WatchResponse {
-    within(stream.message()).await.unwrap().expect("the stream goes on")
+    within(stream.message()).await.unwrap().expect("the stream continues")
 }

@@ -117,7 +117,7 @@ async fn a_watch_of_compacted_history_is_canceled_with_the_oldest_revision() {
     assert!(canceled.canceled());
     assert_eq!(canceled.compact_revision(), 4);
     assert_eq!(canceled.cancel_reason(), "etcdserver: mvcc: required revision has been compacted");
-    // The stream itself goes on.
+    // The stream itself continues.
     stream.watch("a", Some(WatchOptions::new().with_start_revision(4))).await.unwrap();
     assert!(next(&mut stream).await.created());
     assert_eq!(next(&mut stream).await.events().len(), 3);

@@ -261,11 +261,13 @@ fn without_v2(version: &str) -> String {
     let minor = version.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()).unwrap_or(0);
     if version.starts_with("3.") && minor < 6 {
         format!(
-            "it is etcd {version} with that API switched off; start it with --enable-v2, or use --rdzv-backend=etcd without api=v2 on every node (torchrun has no such backend)"
+            "it is etcd {version} with that API switched off; start it with --enable-v2, or use --rdzv-backend=etcd \
+             without api=v2 on every node (torchrun has no such backend)"
         )
     } else {
         format!(
-            "it is etcd {version}, which has none any more (3.5 was the last); use --rdzv-backend=etcd without api=v2 on every node (torchrun has no such backend)"
+            "it is etcd {version}, which has none any more (3.5 was the last); use --rdzv-backend=etcd without api=v2 \
+             on every node (torchrun has no such backend)"
         )
     }
 }

@@ -235,9 +235,11 @@ mod tests {
         for (status, body, refusal) in refusals {
             assert_eq!(reply(status, body).answer("here").unwrap().outcome, Err(refusal));
         }
-        let forgotten = r#"{"errorCode":401,"message":"The event in requested index is outdated and cleared","cause":"the requested history has been cleared [1010/4]","index":2009}"#;
+        let forgotten = r#"{"errorCode":401,"message":"The event in requested index is outdated and cleared",
+            "cause":"the requested history has been cleared [1010/4]","index":2009}"#;
         assert_eq!(reply(400, forgotten).news(), Some(News::Forgotten));
-        let expired = r#"{"action":"expire","node":{"key":"/d/x","modifiedIndex":8,"createdIndex":7},"prevNode":{"key":"/d/x","value":"1"}}"#;
+        let expired = r#"{"action":"expire","node":{"key":"/d/x","modifiedIndex":8,"createdIndex":7},
+            "prevNode":{"key":"/d/x","value":"1"}}"#;
         let entry = Entry { key: "/d/x".into(), modified: 8, ..Entry::default() };
         assert_eq!(reply(200, expired).news(), Some(News::Change { gone: true, entry }));
     }

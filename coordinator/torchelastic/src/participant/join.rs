@@ -99,7 +99,8 @@ impl Participant {
         if state.size() >= spec.max_nodes {
             let max = spec.max_nodes;
             return self.say(format!(
-                "{} nodes have joined, and --nnodes allows {max} here; others were started with a larger --nnodes: waiting",
+                "{} nodes have joined, and --nnodes allows {max} here; others were started with a larger --nnodes: \
+                 waiting",
                 state.size()
             ));
         }
@@ -181,7 +182,8 @@ impl Participant {
                 let how = state.end.as_ref().map_or(String::new(), |end| format!(" ({})", end.reason));
                 let directory = self.setup.paths.run();
                 End::Refused(format!(
-                    "the rendezvous of this job's id is closed: a job of that id has ended{how}; give the new one another --rdzv-id, or delete {directory} with all that is in it, once no node of the old one is left"
+                    "the rendezvous of this job's id is closed: a job of that id has ended{how}; give the new one \
+                     another --rdzv-id, or delete {directory} with all that is in it, once no node of the old one is left"
                 ))
             }
             Some(end) if end.failed => {

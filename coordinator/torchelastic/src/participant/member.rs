@@ -166,7 +166,8 @@ impl Participant {
         if self.is_time(now, since + PATIENCE) {
             let silent: Vec<String> = exchange::silent(files, size).iter().map(ToString::to_string).collect();
             let reason = format!(
-                "ranks were not told within {PATIENCE:?}: nothing was heard of the nodes of group rank {}; if TORCH_ELASTIC_WORKER_IDENTICAL=1 is set for any node, set it for all",
+                "ranks were not told within {PATIENCE:?}: nothing was heard of the nodes of group rank {}; if \
+                 TORCH_ELASTIC_WORKER_IDENTICAL=1 is set for any node, set it for all",
                 silent.join(", ")
             );
             let close = JobEnd { failed: true, reason: reason.clone(), cause: None };
@@ -243,6 +244,8 @@ impl Participant {
 
 fn old_exchange(rank: u32) -> String {
     format!(
-        "the node of group rank {rank} tells ranks as torchelastic 0.2.2 and early PyTorch did, which is not spoken here: each side would wait for the other; bring that node to a PyTorch that tells them as 2.15 does, or to elastic-agent"
+        "the node of group rank {rank} tells ranks as torchelastic 0.2.2 and early PyTorch did, which is not spoken \
+         here: each side would wait for the other; bring that node to a PyTorch that tells them as 2.15 does, or to \
+         elastic-agent"
     )
 }

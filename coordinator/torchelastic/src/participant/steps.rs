@@ -262,7 +262,8 @@ impl Participant {
         if let Err(cause) = read {
             let key = self.setup.paths.active();
             let reason = format!(
-                "the state at {key} is none of TorchElastic's rendezvous ({cause}): does something else use that prefix? choose another with --rdzv-conf etcd_prefix=/PATH on all nodes"
+                "the state at {key} is none of TorchElastic's rendezvous ({cause}): does something else use that \
+                 prefix? choose another with --rdzv-conf etcd_prefix=/PATH on all nodes"
             );
             self.end(now, End::Refused(reason), None);
         }

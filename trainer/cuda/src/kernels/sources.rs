@@ -1,4 +1,4 @@
-//! The files of kernels, as they are compiled: what each includes comes before it.
+//! The files of kernels, in the order of compilation: what each includes comes before it.
 
 /// A file of kernels.
 #[derive(Debug, PartialEq, Eq)]

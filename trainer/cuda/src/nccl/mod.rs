@@ -12,14 +12,14 @@
 //! ```
 //!
 //! NCCL never gives up by itself, and its abort is safe only while no thread is inside one of its calls. So one thread
-//! makes all calls, on a communicator that never blocks, and between the calls it looks at the time and at a flag. Who
-//! is in the round, who has died, and the id by which a communicator begins, all come from the round's TCP
-//! [`Group`](elastic_collective::Group). Its peers have proved that they belong to the job and the round, so a late
+//! makes all calls, on a communicator that never blocks, and between the calls it looks at the time and at a flag. The
+//! round's TCP [`Group`](elastic_collective::Group) says who is in the round, who has died, and by which id a
+//! communicator begins. Its peers have proved that they belong to the job and the round, so a late
 //! rank of an old round cannot join.
 //!
 //! Facts about NCCL come from its documentation and sources, 2.17 to 2.30. The tests use a stand-in
-//! (`trainer/cuda/fake-nccl`), which moves bytes between processes on one host. On a GPU it was run by the kit
-//! (`scripts/gpu/nccl.py`), between processes on one.
+//! (`trainer/cuda/fake-nccl`), which moves bytes between processes on one host. The kit
+//! (`scripts/gpu/nccl.py`) has run it between processes on one GPU.
 
 mod communicator;
 mod handle;
@@ -37,7 +37,7 @@ pub use library::{Library, LibraryError};
 
 /// The part of a rank's GPU that a communicator needs. It is used in one thread.
 pub trait Device: Send + 'static {
-    /// Makes it the device of the calling thread. It is called before the other methods.
+    /// Makes this GPU the device of the calling thread. The thread calls it before the other methods.
     fn bind(&mut self) -> Result<(), String>;
 
     /// The stream that operations run on, a `cudaStream_t`; the same for as long as this lives.
@@ -46,7 +46,7 @@ pub trait Device: Send + 'static {
     /// Marks the end of what is on the stream, as by recording an event.
     fn mark(&mut self) -> Result<(), String>;
 
-    /// Has the stream make a sum or a copy.
+    /// Adds a sum or a copy to the stream's work.
     fn add(&mut self, added: Added) -> Result<(), String>;
 
     /// Whether all work before the last mark is done. It must not block: an operation with a dead peer never ends.
@@ -75,19 +75,19 @@ impl Span {
     /// `elements` 32-bit floats at `address`.
     ///
     /// # Safety
-    /// They are memory that the device can reach. While an operation on them is under way they stay so, and no other
-    /// code uses them. An operation that fails is under way until the communicator's method has returned.
+    /// The device can reach this memory. Until an operation on it has ended, the memory stays reachable, and no other
+    /// code uses it. An operation that fails is under way until the communicator's method has returned.
     #[allow(unsafe_code)]
     pub unsafe fn new(address: usize, elements: usize) -> Span {
         Span { address, elements }
     }
 
-    /// How many numbers.
+    /// The count of the numbers.
     pub fn elements(self) -> usize {
         self.elements
     }
 
-    /// Where they begin.
+    /// The address of the first number.
     pub fn address(self) -> usize {
         self.address
     }

@@ -48,7 +48,7 @@ fn each_alone(folder: &Path) -> Vec<PathBuf> {
     alone
 }
 
-/// The parameters that training ends with when it continues from each of a folder's checkpoints.
+/// The final parameters of one training for each checkpoint of a folder, which continues from that checkpoint.
 fn ends(folder: &Path) -> Vec<String> {
     let ends = each_alone(folder).into_iter().map(|home| {
         let (well, printed, logged) = run(&saving(&home), "");
@@ -122,7 +122,7 @@ fn workers_that_are_all_killed_leave_what_the_next_ones_come_to_the_same_end_fro
     let folder = tempfile::tempdir().unwrap();
     let flags = "digits --epochs 12 --hidden 16 --batch 60 --shards 2 --device cuda:0 --snapshot-every 1";
     let cuda = Surroundings { folders: vec![driver(), cublaslt()], prefixes: vec![prefix()], cache: Some(cache()) };
-    // Each on a node of its own
+    // Each worker runs on a node of its own.
     let places = |round| {
         let port = free_port();
         [0, 1].map(|rank| Environment { cuda: cuda.clone(), local_rank: 0, ..environment(rank, 2, round, port) })

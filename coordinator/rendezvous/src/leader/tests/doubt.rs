@@ -239,7 +239,8 @@ fn a_record_that_is_not_ours_is_warned_of_and_does_not_stop_a_leader() {
     assert_eq!(round(&scene, &wants).map(|record| record.number), Some(2), "{wants:?}");
     // and each of them is named, in a warning that says what to do
     for key in [scene.keys.node(&id("x")), scene.keys.evicted(&id("a"))] {
-        let warned = |want: &LeaderOutput| matches!(want, LeaderOutput::Warn(line) if line.contains(&key) && line.contains("delete it"));
+        let about = |line: &str| line.contains(&key) && line.contains("delete it");
+        let warned = |want: &LeaderOutput| matches!(want, LeaderOutput::Warn(line) if about(line));
         assert_eq!(wants.iter().filter(|want| warned(want)).count(), 1, "{key}: {wants:?}");
     }
     // and the tombstone still means what it is

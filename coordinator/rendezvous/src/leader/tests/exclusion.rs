@@ -92,7 +92,7 @@ fn nobody_is_excluded_whom_the_job_needs() {
     assert!(!record.reason.contains("excluded"), "{}", record.reason);
     assert_eq!(record.faults, [Faults { node: "b".into(), failures: 2, exclusions: 0, excluded: None }]);
 
-    // Given that b is excluded already, and c leaves, so that a alone is too few, then b takes part all the same
+    // Given that b is excluded already, and c leaves, so that node a is too few, then b takes part all the same
     let mut scene = Scene::forming(waits(2), waits(2)).node("c", json!({ "phase": "stopped", "round": 2 }));
     scene.fewest = 2;
     scene.ranks.push("c");

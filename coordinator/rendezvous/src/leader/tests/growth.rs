@@ -47,7 +47,8 @@ impl Job {
     /// A round is formed; these nodes are in it, and run.
     fn runs(&mut self, nodes: &[&str], warm_up: bool) {
         let number = self.number();
-        let says = |phase: &str| json!({ "phase": phase, "round": number, "master": { "host": "h", "port": 2 }, "warms_up": warm_up });
+        let master = json!({ "host": "h", "port": 2 });
+        let says = |phase: &str| json!({ "phase": phase, "round": number, "master": master, "warms_up": warm_up });
         nodes.iter().for_each(|node| self.say(node, &says("waiting")));
         nodes.iter().for_each(|node| self.say(node, &says("running")));
         assert_eq!(self.leader.view().map(|view| view.roster.size()), Some(nodes.len()));

@@ -98,7 +98,8 @@ impl Scene {
             "protocol": 1, "min_nodes": self.fewest, "max_nodes": self.most, "max_restarts": 3, "lease_ttl_ms": 10_000,
             "last_call_ms": self.last_call_ms, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000,
             "stop_grace_ms": 1000, "drain_grace_ms": 30_000, "margin_ms": 1000, "takeover_delay_ms": 60_000,
-            "min_round_time_ms": self.min_round_time_ms, "restart_policy": self.policy, "exclude_after": self.exclude_after,
+            "min_round_time_ms": self.min_round_time_ms, "restart_policy": self.policy,
+            "exclude_after": self.exclude_after,
         });
         let ranks = self.ranks.iter().enumerate().map(|(rank, name)| {
             let place = json!({ "group_rank": rank, "first_rank": rank, "role_rank_base": rank, "role_world_size": 2 });

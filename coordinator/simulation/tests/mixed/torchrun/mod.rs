@@ -52,7 +52,7 @@ impl Drop for Thread {
     }
 }
 
-/// `active_version` as it was read.
+/// `active_version`, as torchrun read it.
 struct Active {
     raw: String,
     state: Value,

@@ -66,7 +66,7 @@ impl Agreement {
         let Some(old) = old else { return Ok(()) };
         let wrong = || Err(format!("after {} {} comes {} {}", old.state, old.number, new.state, new.number));
         let follows = match (old.state, new.state) {
-            // After a final state only a new generation, and numbers go on.
+            // After a final state only a new generation may follow, and the numbers continue.
             (_, RoundState::Forming) if new.generation == old.generation + 1 => new.number == old.number + 1,
             _ if new.generation != old.generation => false,
             (RoundState::Forming, RoundState::Forming) => new.number == old.number,

@@ -5,7 +5,7 @@ use elastic_rendezvous::job::{Keys, RoundRecord, Versioned};
 use elastic_store::{Guard, Revision, Txn};
 
 /// Whatever a leader writes is guarded by its term and by the round as it last read it. The round's guard alone hides
-/// the lack of the term's from any schedule, so this is looked at, not awaited.
+/// the lack of the term's from any schedule, so the test checks each transaction.
 pub(super) fn guarded(keys: &Keys, term: Revision, txn: &Txn) -> Result<(), String> {
     let by_term = txn.when.contains(&Guard::modified(keys.leader(), term));
     let by_round = txn.when.iter().any(|guard| matches!(guard, Guard::Modified { key, .. } if *key == keys.round()));

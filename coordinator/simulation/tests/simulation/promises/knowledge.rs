@@ -1,4 +1,4 @@
-//! What a leader knows it acts on: part of promises 2, 5 and 6 that no look at the store alone can judge, since what it
+//! A leader acts on what it knows. This part of promises 2, 5 and 6 cannot be judged by the store, since what the store
 //! holds may not have reached the leader yet.
 
 use elastic_rendezvous::Present;
@@ -51,11 +51,11 @@ pub(super) fn acted_on(now: Time, keys: &Keys, view: &View, txn: &Txn) -> Result
     Ok(())
 }
 
-/// What a leader was told stays known, whatever it reads or does meanwhile.
+/// A leader keeps what its watch has told it, whatever it reads or does meanwhile.
 pub(super) fn kept(view: &View, told: impl Iterator<Item = (NodeId, Revision)>) -> Result<(), String> {
     for (node, revision) in told {
         if view.roster.node(&node).is_none_or(|present| present.modified < revision) {
-            return Err(format!("the leader was told of {node} at {revision} and does not know it"));
+            return Err(format!("the watch told the leader of {node} at {revision}, and the leader does not know it"));
         }
     }
     Ok(())

@@ -90,7 +90,7 @@ impl Promises {
         for group in events.chunk_by(|a, b| a.revision() == b.revision()) {
             for event in group {
                 if event.key() == keys.desired() {
-                    // A job that begins anew deletes it.
+                    // A job that starts again deletes it.
                     let desired = match event {
                         Event::Put(kv) => Versioned::<Desired>::parse(kv).map(|desired| desired.value),
                         Event::Delete { .. } => Ok(Desired::default()),
@@ -139,7 +139,7 @@ impl Promises {
         }
     }
 
-    /// A leader was told of these keys, and nobody has written them since.
+    /// The watch told a leader of these keys, and no one has written them since.
     pub(crate) fn leader_knows(&mut self, leader: &Leader, told: impl Iterator<Item = (NodeId, Revision)>) {
         if let Some(view) = leader.view() {
             let checked = knowledge::kept(view, told);

@@ -19,7 +19,7 @@ pub(super) fn check(processes: &[Process]) -> Result<(), String> {
     Ok(())
 }
 
-/// A node's workers are started over none of its own, or go on from where they rest.
+/// A node's workers start when it has none, or continue from where they rest.
 pub(super) fn starts(process: &Process) -> Result<(), String> {
     match &process.tree {
         Some(tree) if !tree.at_rest => {

@@ -1,4 +1,4 @@
-//! A paused job has no workers once all had their time to end, and goes on only when it is resumed.
+//! A paused job has no workers once all had their time to end, and continues only when it is resumed.
 
 use elastic_rendezvous::job::{RoundRecord, RoundState, Timings};
 
@@ -25,7 +25,7 @@ impl Pause {
         match (round.state, round.paused) {
             (RoundState::Forming, true) => drop(self.since.get_or_insert(now)),
             (RoundState::Running, _) if self.since.is_some() => {
-                return Err(format!("round {} runs, and nobody has resumed the job: {}", round.number, round.reason));
+                return Err(format!("round {} runs, and no one has resumed the job: {}", round.number, round.reason));
             }
             _ => self.since = None,
         }

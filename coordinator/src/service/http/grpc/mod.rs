@@ -1,5 +1,5 @@
-//! The gRPC API, `proto/proto/jobs.proto`: which message is which [`Operation`], and the answer as a message. The messages
-//! have JSON's names, so that serde turns an operation's answer into one.
+//! The gRPC API, `proto/proto/jobs.proto`: which message is which [`Operation`], and the answer as a message. The
+//! messages have JSON's names, so that serde turns an operation's answer into one.
 
 use std::pin::Pin;
 use std::sync::Arc;

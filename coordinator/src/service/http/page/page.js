@@ -80,7 +80,7 @@ function field(name, kind, value, attributes = {}) {
   return [el("label", "", `${name} `, input), input];
 }
 
-/** A form of which the page itself does what is asked. */
+/** A form that the page itself handles when it is submitted. */
 function form(action, ...children) {
   const element = el("form", "", ...children);
   element.addEventListener("submit", (event) => {
@@ -221,7 +221,7 @@ function failure(cause) {
   ];
 }
 
-/** The states of the history that is kept, each as wide as it was long. */
+/** The states in the history that is kept. A state's width is its duration. */
 function timeline(events, ended) {
   const end = ended ? events.at(-1).at_ms : Date.now();
   const bar = el("div", "timeline");

@@ -85,7 +85,8 @@ fn one(shown: &Shown, certificate: &Certificate, spare: bool, now: u64) -> Findi
     if *from > now {
         let seen = format!("is good only from {} on", date(*from));
         return say(State::Failed, seen).advise(
-            "wait, or set the clock that is wrong: this machine's or that of the machine that signed it; date -u shows it",
+            "wait, or set the clock that is wrong: this machine's or that of the machine that signed it; date -u shows \
+             it",
         );
     }
     if now >= *until {
@@ -117,8 +118,8 @@ fn renew(shown: &Shown, name: &str) -> String {
             )
         }
         Whose::Peers => format!(
-            "have it signed again; by elasticctl certs node FOLDER {name} --renew, if that made it. Copy it to {of}: it is \
-             read within a second"
+            "have it signed again; by elasticctl certs node FOLDER {name} --renew, if that made it. Copy it to {of}: \
+             it is read within a second"
         ),
         Whose::PeersAuthority => format!(
             "make one that follows it (elasticctl certs authority NEWFOLDER), and add its ca.pem to {of} on every host; \

@@ -42,7 +42,8 @@ fn standing(id: &JobId, job: &Job, round: &RoundRecord) -> Finding {
     let say = |state: State, seen: String| Finding::new(state, "round", of_job(id), seen);
     match round.state {
         RoundState::Failed => say(State::Failed, format!("round {number} has failed: {reason}")).advise(format!(
-            "elasticctl describe {id} names the root cause; once it is fixed, start the agents again: the job starts again"
+            "elasticctl describe {id} names the root cause; once it is fixed, start the agents again: the job starts \
+             again"
         )),
         RoundState::Succeeded | RoundState::Closed => say(State::Ok, format!("round {number} has {}", round.state)),
         RoundState::Forming | RoundState::Running if job.nodes.is_empty() => {
@@ -168,7 +169,8 @@ fn why(id: &JobId, name: &str, waits: &Waits) -> Finding {
         Waits::Excluded(_) => finding.advise(format!("elasticctl include {id} {name}")),
         Waits::Spare { .. } => finding.advise(format!("elasticctl set {id} --max N, if it should take part")),
         Waits::MoreNodes { .. } => finding.advise(format!(
-            "start more agents, elasticctl undrain or include {id} NODE where one is drained or excluded, or elasticctl set {id} --min N"
+            "start more agents, elasticctl undrain or include {id} NODE where one is drained or excluded, or \
+             elasticctl set {id} --min N"
         )),
         _ => finding,
     }

@@ -297,7 +297,7 @@ proptest! {
                 Step::Txn(txn) => {
                     model.expire(now);
                     let got = store.txn(now, &txn);
-                    // What is refused for its form alone has its own test.
+                    // Requests that are refused only for their form have their own test.
                     if got != Err(Error::DuplicateKey) {
                         prop_assert_eq!(got.ok(), model.txn(&txn), "{:?}", txn);
                     }
