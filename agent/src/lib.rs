@@ -1,5 +1,5 @@
-//! The library behind `elastic-agent`: what one node does to take part in a job. The rendezvous protocol itself is in
-//! `elastic-coordinator`.
+//! The library behind `elastic-agent`: what one node does to take part in a job. The rendezvous protocol is in
+//! `elastic-rendezvous`, and its drivers are in `elastic-node`.
 //!
 //! | module | what it is |
 //! |---|---|

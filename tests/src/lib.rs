@@ -4,7 +4,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`agents`] | built agents as processes, their workers as scripts that tell where they are |
-//! | [`contract`] | the promises of `coordinator::store::Store`, as cases to run on any implementation |
+//! | [`contract`] | the promises of `elastic_store::Store`, as cases to run on any implementation |
 //! | [`cost_model`] | what a node costs its etcd, by the protocol |
 //! | [`counting_store`] | a store that counts what is asked of it |
 //! | [`etcd`] | real etcd servers and clusters: started, killed, frozen, restarted |
@@ -12,6 +12,7 @@
 //! | [`http`] | what a server says of itself |
 //! | [`in_process`] | many nodes in one process, their workers simulated |
 //! | [`launcher`] | the agent run to its end under any name, as launch scripts run it |
+//! | [`linearizability`] | judges whether a history of store calls is linearizable |
 //! | [`percentile`] | percentiles of what was measured |
 //! | [`previous_release`] | the programs of the release before this one |
 //! | [`processes`] | processes that run while a test does, and the product's own programs |

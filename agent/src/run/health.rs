@@ -1,14 +1,14 @@
-//! The agent's health, told over HTTP: `--health-port`; beyond loopback over mutual TLS, where the agent has that. The
-//! health of the whole job is shown by the coordinator and `elasticctl`.
+//! The agent's health over HTTP, at `--health-port`. Beyond loopback the port speaks mutual TLS if the agent has
+//! certificates. The coordinator and `elasticctl` show the health of the whole job.
 //!
 //! | path | answers |
 //! |---|---|
-//! | `/live` | 200 while the agent runs; it answers from the one thread that does all its work |
+//! | `/live` | 200 while the agent's main thread, which runs the protocol, answers |
 //! | `/ready` | 200 while workers of a round run here, else 503 |
 //! | `/metrics` | the same and more, for Prometheus; nothing before the agent has joined |
 //! | `/` | what the agent knows, as JSON |
 //!
-//! The port answers before anything is waited for: an agent whose store does not answer yet lives, and is not ready.
+//! The port answers before the agent waits for anything: while the store does not answer, the agent is live and not ready.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The peer port: takes members' pulse streams, says who is here, and serves [`logs`](super::logs) and
-//! [`bandwidth`](super::bandwidth).
+//! The peer port: takes members' pulse streams, says who is here, and serves [`logs`] and
+//! [`bandwidth`].
 //!
 //! Anybody may connect here, so what a client can have kept is bounded in every direction: its connections, streams and
 //! messages by number and size, what it says by turns, and what it hears by keeping the newest word alone.

@@ -13,8 +13,8 @@ pub type Watcher = mpsc::Receiver<WatchUpdate>;
 
 /// A key-value service with revisions, guarded transactions, watches and leases.
 ///
-/// Every call ends within its implementation's deadline. Writes are never repeated by the implementation unless it is
-/// certain that the first try did nothing; where that is unknown the error says so ([`StoreError::outcome_unknown`]).
+/// Every call ends within its implementation's deadline. An implementation repeats a write only if it is certain that the
+/// first try did nothing. Where that is unknown, the error says so: [`crate::StoreError::outcome_unknown`].
 #[async_trait]
 pub trait Store: Send + Sync {
     /// Runs a transaction. Reads are linearizable.

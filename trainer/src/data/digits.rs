@@ -114,7 +114,7 @@ impl Images {
     /// Writes `sample`'s pixels, each in `[0, 1]`, into `row` and returns its digit.
     ///
     /// # Panics
-    /// When there is no such sample, or `row` does not hold [`PIXELS`] numbers.
+    /// When there is no such sample, or `row` does not hold 64 numbers.
     pub fn image(&self, sample: u64, row: &mut [f32]) -> u8 {
         let (image, copy) = (sample as usize / self.copies, sample as usize % self.copies);
         let pixels = &self.pixels[image * PIXELS..(image + 1) * PIXELS];

@@ -152,7 +152,7 @@ fn rendezvous_details_are_known_and_checked() {
         ("prefix=a//b", "it is no key prefix"),
         ("is_host=perhaps", "is neither true nor false"),
         ("workers_store=rank0", "give `agent` or `workers`"),
-        ("workers_store_memory=lots", "`lots` is not a size; give one such as 256MiB"),
+        ("workers_store_memory=lots", "`lots` is not a size; give one such as 4096, 500M or 256MiB"),
         ("workers_store_memory=100KiB", "less than 1MiB is too little"),
         ("store_type=file", "a store of type `file` is not served"),
         ("api=v1", "`v1` is not an API of etcd; give `v3` or `v2`"),
