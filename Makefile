@@ -14,7 +14,7 @@ RELEASE = $(TARGET)/release
 # What make demo builds: its programs, or what make test has built already.
 DEMO = $(if $(wildcard $(TARGET)/debug/deps/end_to_end-*),--workspace --bins --tests,--package elastic-agent --package elastic-trainer --package elastic-demo --bins)
 # Tests that need only Rust: no etcd, PyTorch, network namespaces or built programs.
-RUST_ONLY = (kind(lib) | kind(bin) | package(elastic-rendezvous) | binary(group) | binary(embedded) | binary(memory_store)) - package(/^elastic-(tests|campaign|mutants)$$/)
+RUST_ONLY = (kind(lib) | kind(bin) | package(elastic-rendezvous) | binary(group) | binary(embedded) | binary(memory_store)) - package(/^elastic-(tests|campaign|simulation)$$/)
 
 # An etcd of your own for the demo: make demo ETCD=host:2379
 ETCD ?=

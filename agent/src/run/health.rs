@@ -8,7 +8,7 @@
 //! | `/metrics` | the same and more, for Prometheus; nothing before the agent has joined |
 //! | `/` | what the agent knows, as JSON |
 //!
-//! The port answers before the agent waits for anything: while the store does not answer, the agent is live and not ready.
+//! The port answers before the agent waits for anything: until the store answers, the agent is live and not ready.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
