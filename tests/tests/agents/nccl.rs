@@ -41,6 +41,10 @@ async fn gets_on(job: &Job, world_size: u64, after: u64) -> u64 {
 #[tokio::test]
 async fn a_communicator_shrinks_and_grows_with_its_group_and_no_bit_changes() {
     let trainer = binary("elastic-trainer");
+    // Trained alone first: this also compiles the kernels once, instead of in three workers at the same time.
+    let alone = Command::new(&trainer).args(TRAINING.split(' ')).envs(variables()).output().unwrap();
+    let printed = String::from_utf8(alone.stdout).unwrap();
+    let checksum = printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap();
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let mut job = Job::on(&etcd, "1:3").flag("--max-restarts=10").conf("last_call_timeout", "100ms");
     let library = format!("--nccl-library={}", fake().display());
@@ -76,9 +80,6 @@ async fn a_communicator_shrinks_and_grows_with_its_group_and_no_bit_changes() {
     for agent in &mut agents {
         assert_eq!(agent.exit(LONG).await, 0, "{}", agent.output());
     }
-    let alone = Command::new(&trainer).args(TRAINING.split(' ')).envs(variables()).output().unwrap();
-    let printed = String::from_utf8(alone.stdout).unwrap();
-    let checksum = printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap();
     assert!(agents.iter().map(Agent::output).collect::<String>().contains(checksum), "not {checksum}");
     // And the communicator went from group to group in the quickest ways.
     let logged = agents[0].output();
