@@ -201,7 +201,7 @@ rust() {
     found=${found#rustc }
     found=${found%%[ -]*}
     [[ $(printf '%s\n' "$needed" "$found" | sort --version-sort | head -n 1) == "$needed" ]] ||
-        fail "rustc $found ($(command -v rustc)) is older than $needed: 'rustup update stable', or see https://rustup.rs"
+        fail "rustc $found ($(command -v rustc)) is too old, $needed or newer is needed: 'rustup update stable'"
 }
 
 rust
