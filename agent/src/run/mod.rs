@@ -75,7 +75,7 @@ struct Ready {
     paths: JobPaths,
     backend: Backend,
     metrics: Option<Arc<Metrics>>,
-    /// The job's spec, as far as it is known before this node joins.
+    /// The job's spec where workers warm up before the node joins, else the spec of its own flags.
     known: Spec,
     address: Advertised,
     env: Variables,
