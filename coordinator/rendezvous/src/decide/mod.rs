@@ -166,6 +166,7 @@ pub fn decide(now: Time, view: &View) -> Decision {
         if let Some(excluded) = blame(now, view, form) {
             reason = format!("{reason}; {excluded}");
         }
+        // mutant a_resume_is_not_seen: view.desired.paused => view.desired.paused || view.round.value.paused
         form.paused |= view.desired.paused;
     }
     let again = if matches!(verdict, Verdict::Wait | Verdict::Probe { .. }) { wake.0 } else { None };

@@ -229,6 +229,7 @@ impl Leader {
             WatchUpdate::Events(events) => {
                 for event in events {
                     if matches!(self.doing, Some(Doing::Load)) {
+                        // mutant news_forgotten: self.meanwhile.push(event.clone()) => {}
                         self.meanwhile.push(event.clone());
                     }
                     self.tell(now, event, out);

@@ -354,6 +354,7 @@ impl Leader {
             round: round.number,
             revision: view.round.modified,
             running: round.state == RoundState::Running,
+            // mutant word_without_age: now.since(self.proof?) => Duration::ZERO
             proof_age: now.since(self.proof?),
             all_heard,
         })
@@ -519,6 +520,7 @@ impl Leader {
     /// given up, since some of its rank keys may be there.
     fn reload(&mut self, sealing: bool) {
         if let Some(view) = &mut self.view {
+            // mutant plan_recomposed: !sealing => true
             view.planned_here &= !sealing;
         }
         self.stale = true;

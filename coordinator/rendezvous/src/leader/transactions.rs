@@ -88,6 +88,7 @@ impl Leader {
                     drained: eviction.drained,
                 };
                 let node = &eviction.node;
+                // mutant no_tombstone: Op::put(self.keys.evicted(node), to_json(&tombstone)) => Op::get(self.keys.evicted(node))
                 [Op::delete(self.keys.node(node)), Op::put(self.keys.evicted(node), to_json(&tombstone))]
             })
             .collect()
@@ -111,6 +112,7 @@ impl Leader {
             restarts: old.restarts,
             advance: old.advance.clone(),
             faults: old.faults.clone(),
+            // mutant seal_without_a_checkpoint: self.checkpoint.clone() => None
             checkpoint: self.checkpoint.clone(),
             leaving: Vec::new(),
             paused: false,
@@ -124,7 +126,9 @@ impl Leader {
         let last = rank_keys.split_off(rank_keys.len().saturating_sub(1) / BATCH * BATCH);
         let mut txns: VecDeque<Txn> = rank_keys.chunks(BATCH).map(|batch| self.guarded(batch.to_vec())).collect();
         let written = self.round_txn(now, &record, &[], last);
-        txns.push_back(written.guarded([Guard::modified(self.keys.checkpoint(), self.pointer)]));
+        let not_committed_since = Guard::modified(self.keys.checkpoint(), self.pointer);
+        // mutant seal_without_the_pointers_guard: written.guarded([not_committed_since]) => written
+        txns.push_back(written.guarded([not_committed_since]));
         let first = txns.pop_front().unwrap_or_default();
         (Doing::Seal { record, seats, rest: txns }, first)
     }

@@ -74,6 +74,7 @@ impl Member {
         match round.value.state {
             RoundState::Succeeded => return self.end(End::Succeeded, out),
             RoundState::Closed => return self.end(End::Closed, out),
+            // mutant generation_at_once: round.value.sealed => None
             RoundState::Failed if deserted => return self.begin_generation(&round, round.value.sealed, out),
             RoundState::Failed => return self.wait_for_leavers(now, result, value(3), out),
             _ => {}

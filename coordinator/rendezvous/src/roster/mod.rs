@@ -205,6 +205,7 @@ impl Roster {
         let old = *contact;
         contact.heard = Some(now);
         contact.probe = old.probe.max(probe);
+        // mutant heard_from_receipt: old.echoed.max(echo) => old.echoed.max(Some(now))
         contact.echoed = old.echoed.max(echo);
         let new = *contact;
         if let Some(member) = self.members.get(node) {
@@ -361,6 +362,7 @@ impl Roster {
                 let evicted = member.evicted.is_some();
                 let out = evicted || member.left;
                 let dead = contact.dead || member.evicted.is_some_and(|evicted| evicted.fate == Fate::Dead);
+                // mutant eviction_is_a_death: evicted.fate == Fate::Unknown => false
                 let unknown = member.evicted.filter(|evicted| evicted.fate == Fate::Unknown && !contact.dead);
                 MemberMarks {
                     says: present.and_then(|it| Some((it.record.round?, it.record.phase))),

@@ -41,7 +41,7 @@ impl World {
         process.tree = Some(Tree { id, round, quiet: false, at_rest: false, short: false });
         let started = self.dice.mostly(2 * SECOND, 12 * SECOND);
         self.at(started, Happening::TreeStarted { p, tree: id, round });
-        if !self.healed && self.dice.chance(self.scenario.failing) {
+        if self.goes_wrong(self.scenario.failing) {
             let after = if self.dice.chance(0.3) { self.dice.between(0, started) } else { started };
             let after = after + self.dice.mostly(5 * SECOND, 40 * SECOND);
             self.at(after, Happening::TreeFails { p, tree: id, class: FailureClass::Own });
@@ -101,7 +101,7 @@ impl World {
             return;
         }
         let round = self.processes[p].tree.as_ref().map_or(0, |tree| tree.round);
-        self.tell(|| format!("p{p}: a worker of round {round} failed ({class:?})"));
+        self.schedule(|| format!("p{p}: a worker of round {round} failed ({class:?})"));
         let outcome = Outcome::Failed(failure(class, &format!("worker of p{p} in round {round} failed")));
         self.promises.failed(round, class);
         self.soon(p, Input::Member(MemberInput::Ended { round, outcome }));
