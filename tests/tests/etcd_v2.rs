@@ -12,7 +12,7 @@ use elastic_store::etcd::{EtcdConfig, EtcdTls, EtcdUser, Secret};
 use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions, EtcdServer, version_server};
 use elastic_tests::proxy::FaultProxy;
 use elastic_tests::wait::{eventually, within};
-use elastic_torchelastic::etcd_v2::{Answer, Entry, EtcdV2, Keyspace, News, Only, Refusal, Request};
+use elastic_torchelastic::etcd_v2::{Answer, Entry, EtcdV2, News, Only, Refusal, Request};
 use elastic_torchelastic::{Paths, meet_on_v2};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

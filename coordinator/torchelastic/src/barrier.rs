@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::Paths;
-use crate::etcd_v2::{Answer, Entry, Keyspace, News, Only, Refusal, Request};
+use crate::etcd_v2::{Answer, Entry, EtcdV2, News, Only, Refusal, Request};
 use elastic_node::requests::barrier::{BarrierError, check, insist};
 use elastic_node::{Membership, Status};
 
@@ -21,7 +21,7 @@ const HINT: &str = "; nodes that run torchrun never do";
 /// As [`meet`](elastic_node::requests::barrier::meet). A version that has torchrun's nodes in it ends in
 /// [`BarrierError::Timeout`].
 pub async fn meet_on_v2(
-    etcd: &dyn Keyspace,
+    etcd: &EtcdV2,
     paths: &Paths,
     status: &watch::Receiver<Status>,
     name: &str,
@@ -73,7 +73,7 @@ enum Seen {
 }
 
 struct BarrierOnV2<'a> {
-    etcd: &'a dyn Keyspace,
+    etcd: &'a EtcdV2,
     paths: &'a Paths,
     membership: Membership,
     name: &'a str,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, version_server};
 use elastic_tests::torch::Torch;
-use elastic_torchelastic::etcd_v2::{EtcdV2, Keyspace, Only, Request};
+use elastic_torchelastic::etcd_v2::{EtcdV2, Only, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
