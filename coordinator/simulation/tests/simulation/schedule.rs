@@ -78,6 +78,9 @@ impl World {
             self.at(at, Happening::Fault(Fault::Finish));
         }
         self.run_until(self.scenario.heal_at);
+        if self.promises.broken() {
+            return;
+        }
         self.heal();
         self.promises.healed = Some(self.now);
         self.converge();

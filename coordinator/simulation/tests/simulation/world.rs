@@ -181,7 +181,9 @@ impl World {
             self.happen(what);
             self.promises.check(self.now, &self.processes);
         }
-        self.now = self.now.max(until);
+        if !self.promises.broken() {
+            self.now = self.now.max(until);
+        }
     }
 
     fn happen(&mut self, what: Happening) {
