@@ -6,7 +6,8 @@ use super::super::decide::{Eviction, Form, MOST_EVICTIONS, Stale};
 use super::super::roster::{Evicted, SealedMember};
 use super::super::seats::Seat;
 use super::super::view::View;
-use super::{Doing, Leader, LeaderOutput};
+use super::state::Doing;
+use super::{Leader, LeaderOutput};
 use crate::job::{
     EventRecord, Failure, Fate, NodeId, Phase, RoundRecord, RoundState, Sealed, Tombstone, Versioned, history, to_json,
 };
@@ -56,7 +57,7 @@ impl Leader {
         // What is desired comes by another watch than the nodes do: who comes right after it was undrained may be known
         // before that is.
         let drains = evictions.iter().any(|eviction| eviction.drained);
-        let txn = txn.guarded(drains.then(|| Guard::modified(self.keys.desired(), self.desired_at)));
+        let txn = txn.guarded(drains.then(|| Guard::modified(self.keys.desired(), self.read.desired_at)));
         (Doing::Refuse { nodes }, txn)
     }
 
@@ -112,8 +113,8 @@ impl Leader {
             restarts: old.restarts,
             advance: old.advance.clone(),
             faults: old.faults.clone(),
-            // mutant seal_without_a_checkpoint: self.checkpoint.clone() => None
-            checkpoint: self.checkpoint.clone(),
+            // mutant seal_without_a_checkpoint: self.read.checkpoint.clone() => None
+            checkpoint: self.read.checkpoint.clone(),
             leaving: Vec::new(),
             paused: false,
             reason: reason.to_owned(),
@@ -126,7 +127,7 @@ impl Leader {
         let last = rank_keys.split_off(rank_keys.len().saturating_sub(1) / BATCH * BATCH);
         let mut txns: VecDeque<Txn> = rank_keys.chunks(BATCH).map(|batch| self.guarded(batch.to_vec())).collect();
         let written = self.round_txn(now, &record, &[], last);
-        let not_committed_since = Guard::modified(self.keys.checkpoint(), self.pointer);
+        let not_committed_since = Guard::modified(self.keys.checkpoint(), self.read.pointer);
         // mutant seal_without_the_pointers_guard: written.guarded([not_committed_since]) => written
         txns.push_back(written.guarded([not_committed_since]));
         let first = txns.pop_front().unwrap_or_default();
@@ -184,14 +185,15 @@ impl Leader {
             asked_by: None,
         };
         then.push(Op::put(self.keys.round(), to_json(record)));
-        then.extend(history::write(&self.keys, self.next_event, &event));
-        let unwritten = self.history_counts.then(|| history::unwritten(&self.keys, self.next_event));
+        let number = self.read.next_event;
+        then.extend(history::write(&self.keys, number, &event));
+        let unwritten = (!self.read.uncounted).then(|| history::unwritten(&self.keys, number));
         self.guarded(then).guarded(unwritten)
     }
 
     /// A transaction's guards held: takes its writes over into the view.
     pub(super) fn done(&mut self, now: Time, doing: Doing, result: &TxnResult, out: &mut Vec<LeaderOutput>) {
-        let Some(view) = &mut self.view else {
+        let Some(view) = self.known.view_mut() else {
             return self.load(now, result, out);
         };
         match doing {
@@ -258,8 +260,8 @@ impl Leader {
     }
 
     fn wrote_round(&mut self, record: RoundRecord, at: Revision) {
-        self.next_event += 1;
-        if let Some(view) = &mut self.view {
+        self.read.next_event += 1;
+        if let Some(view) = self.known.view_mut() {
             view.round = Versioned { value: record, created: view.round.created, modified: at };
         }
     }

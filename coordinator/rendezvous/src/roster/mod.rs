@@ -8,7 +8,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use self::index::Index;
+use self::index::{Index, file};
 use crate::job::{Fate, NodeId, Phase};
 use crate::kv::Revision;
 use crate::time::Time;
@@ -28,12 +28,8 @@ pub struct Roster {
     contacts: BTreeMap<NodeId, Contact>,
     /// Nodes and members, by name.
     names: Index<String>,
-    /// Names that several bear.
-    shared_names: BTreeSet<String>,
     /// Nodes by the place that each must have.
     places: Index<u32>,
-    /// Places that several claim.
-    contested: BTreeSet<u32>,
     /// Members by what they say.
     says: Index<Says>,
     /// Those of them that are neither gone nor out.
@@ -46,8 +42,8 @@ pub struct Roster {
     late: BTreeSet<NodeId>,
     /// Members that wait without some of their workers, and could start new ones ahead.
     lacking: BTreeSet<NodeId>,
-    /// How many nodes there are whose workers cannot start ahead.
-    cold: usize,
+    /// Nodes whose workers cannot start ahead.
+    cold: Index<()>,
     /// Members that were evicted and may be at work until their fence point, by when they were.
     settling: Index<Time>,
     /// Members that are neither dead nor left, by when they were evicted, if they were, and what they say.
@@ -95,16 +91,14 @@ impl Roster {
             members: BTreeMap::new(),
             contacts: BTreeMap::new(),
             names: Index::default(),
-            shared_names: BTreeSet::new(),
             places: Index::default(),
-            contested: BTreeSet::new(),
             says: Index::default(),
             there: Index::default(),
             gone: BTreeSet::new(),
             missing: BTreeSet::new(),
             late: BTreeSet::new(),
             lacking: BTreeSet::new(),
-            cold: 0,
+            cold: Index::default(),
             settling: Index::default(),
             doubtful: Index::default(),
             answered: Index::default(),
@@ -210,12 +204,12 @@ impl Roster {
         let new = *contact;
         if let Some(member) = self.members.get(node) {
             if member.evicted.is_none() && *node != self.own && new.echoed != old.echoed {
-                self.echoed.take(&old.echoed, node);
-                self.echoed.add(new.echoed, node);
+                self.echoed.file(old.echoed, node, false);
+                self.echoed.file(new.echoed, node, true);
             }
             if new.probe != old.probe {
-                self.answered.take(&old.probe, node);
-                self.answered.add(new.probe, node);
+                self.answered.file(old.probe, node, false);
+                self.answered.file(new.probe, node, true);
             }
         }
         new.probe != old.probe
@@ -259,7 +253,7 @@ impl Roster {
 
     /// Whether the workers of all nodes that are there can start ahead.
     pub(super) fn all_warm_up(&self) -> bool {
-        self.cold == 0
+        self.cold.count == 0
     }
 
     /// The last to be evicted of those that may be at work until their fence point: when.
@@ -319,7 +313,7 @@ impl Roster {
 
     /// Names that several bear.
     pub(super) fn shared_names(&self) -> &BTreeSet<String> {
-        &self.shared_names
+        &self.names.shared
     }
 
     /// Nodes that claim this place.
@@ -329,7 +323,7 @@ impl Roster {
 
     /// Places that several claim.
     pub(super) fn contested(&self) -> &BTreeSet<u32> {
-        &self.contested
+        &self.places.shared
     }
 
     /// Whether a node waits for a place in any round. What it says is not enough: a member that was just given a place
@@ -342,10 +336,10 @@ impl Roster {
     fn change(&mut self, node: &NodeId, change: impl FnOnce(&mut Roster)) {
         looks::count();
         let before = self.marks(node);
-        self.unmark(node, before);
+        self.file(node, before, false);
         change(self);
         let after = self.marks(node);
-        self.mark(node, after);
+        self.file(node, after, true);
     }
 
     fn marks(&self, node: &NodeId) -> Marks {
@@ -380,100 +374,47 @@ impl Roster {
         }
     }
 
-    fn mark(&mut self, node: &NodeId, marks: Marks) {
+    /// Adds a node under its marks, or takes it away from there.
+    fn file(&mut self, node: &NodeId, marks: Marks, add: bool) {
         for name in marks.names {
-            self.names.add(name.clone(), node);
-            self.recount_name(name);
+            self.names.file(name, node, add);
         }
         if let Some(place) = marks.place {
-            self.places.add(place, node);
-            self.recount_place(place);
+            self.places.file(place, node, add);
         }
-        self.cold += usize::from(marks.cold);
+        if marks.cold {
+            self.cold.file((), node, add);
+        }
         if let Some((created, arrived)) = marks.newcomer {
-            self.newcomers.add(created, node);
-            self.arrivals.add(arrived, node);
+            self.newcomers.file(created, node, add);
+            self.arrivals.file(arrived, node, add);
         }
         let Some(member) = marks.member else { return };
-        self.says.add(member.says, node);
-        self.answered.add(member.answered, node);
-        if member.gone {
-            self.gone.insert(node.clone());
-        }
+        self.says.file(member.says, node, add);
+        self.answered.file(member.answered, node, add);
         match (member.gone, member.out) {
-            (false, false) => self.there.add(member.says, node),
-            (true, false) => drop(self.missing.insert(node.clone())),
+            (false, false) => self.there.file(member.says, node, add),
+            (true, false) => file(&mut self.missing, node, add),
             (_, true) => {}
         }
-        if member.late {
-            self.late.insert(node.clone());
-        }
-        if member.lacking {
-            self.lacking.insert(node.clone());
+        for (is_in, nodes) in
+            [(member.gone, &mut self.gone), (member.late, &mut self.late), (member.lacking, &mut self.lacking)]
+        {
+            if is_in {
+                file(nodes, node, add);
+            }
         }
         if let Some(evicted) = member.settling {
-            self.settling.add(evicted, node);
+            self.settling.file(evicted, node, add);
         }
         if let Some(evicted) = member.doubtful {
-            self.doubtful.add((evicted, member.says), node);
+            self.doubtful.file((evicted, member.says), node, add);
         }
         if let Some(opened) = member.opened {
-            self.opened.add(opened, node);
+            self.opened.file(opened, node, add);
         }
         if let Some(echoed) = member.echoed {
-            self.echoed.add(echoed, node);
-        }
-    }
-
-    fn unmark(&mut self, node: &NodeId, marks: Marks) {
-        for name in marks.names {
-            self.names.take(&name, node);
-            self.recount_name(name);
-        }
-        if let Some(place) = marks.place {
-            self.places.take(&place, node);
-            self.recount_place(place);
-        }
-        self.cold -= usize::from(marks.cold);
-        if let Some((created, arrived)) = marks.newcomer {
-            self.newcomers.take(&created, node);
-            self.arrivals.take(&arrived, node);
-        }
-        let Some(member) = marks.member else { return };
-        self.says.take(&member.says, node);
-        self.answered.take(&member.answered, node);
-        self.gone.remove(node);
-        self.missing.remove(node);
-        self.there.take(&member.says, node);
-        self.late.remove(node);
-        self.lacking.remove(node);
-        if let Some(evicted) = member.settling {
-            self.settling.take(&evicted, node);
-        }
-        if let Some(evicted) = member.doubtful {
-            self.doubtful.take(&(evicted, member.says), node);
-        }
-        if let Some(opened) = member.opened {
-            self.opened.take(&opened, node);
-        }
-        if let Some(echoed) = member.echoed {
-            self.echoed.take(&echoed, node);
-        }
-    }
-
-    fn recount_name(&mut self, name: String) {
-        if self.names.entries.get(&name).is_some_and(|nodes| nodes.len() > 1) {
-            self.shared_names.insert(name);
-        } else {
-            self.shared_names.remove(&name);
-        }
-    }
-
-    fn recount_place(&mut self, place: u32) {
-        if self.places.entries.get(&place).is_some_and(|nodes| nodes.len() > 1) {
-            self.contested.insert(place);
-        } else {
-            self.contested.remove(&place);
+            self.echoed.file(echoed, node, add);
         }
     }
 }

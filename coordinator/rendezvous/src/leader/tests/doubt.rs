@@ -1,5 +1,7 @@
 //! What a leader does where it knows too little, or hears what cannot be.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::job::Fate;
 
@@ -320,7 +322,7 @@ fn tombstones_go_some_time_after_a_leader_first_saw_them() {
     store[5] = (0..130).map(|number| kv(evicted(number), stone.clone(), 4)).collect();
     let (mut leader, wants) = scene.led(store);
     assert_eq!(txn(&wants), None);
-    assert!(leader.wake.is_some_and(|at| at <= NOW + STAYS), "{:?}", leader.wake);
+    assert!(matches!(leader.stage, Stage::Idle { wake: Some(at) } if at <= NOW + STAYS), "{:?}", leader.stage);
 
     // then none goes before its time, and all go then
     let before = leader.step(NOW + (STAYS - Duration::from_secs(1)), LeaderInput::Tick);

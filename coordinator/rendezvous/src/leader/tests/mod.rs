@@ -12,8 +12,8 @@ mod pause;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::job::{JobId, Tombstone};
-use crate::kv::{KeyValue, OpResult};
+use crate::job::{JobId, RoundRecord, Tombstone};
+use crate::kv::{Event, KeyValue, OpResult, WatchUpdate};
 
 const NOW: Time = Time::from_millis(100_000);
 
