@@ -14,7 +14,13 @@
 #![allow(missing_docs, dead_code, unreachable_pub, unused_imports)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 // The switches stand where an expression stood.
-#![allow(clippy::double_parens, clippy::nonminimal_bool, clippy::overly_complex_bool_expr, unused_parens, unused_variables)]
+#![allow(
+    clippy::double_parens,
+    clippy::nonminimal_bool,
+    clippy::overly_complex_bool_expr,
+    unused_parens,
+    unused_variables
+)]
 
 use std::cell::Cell;
 

@@ -236,10 +236,10 @@ fn contest(view: &View, is_candidate: impl Fn(&NodeId) -> bool) -> (usize, Optio
     let mut excluded = 0;
     let mut first = None;
     for place in view.roster.contested() {
-        let claimants: Vec<&NodeId> = view.roster.claiming(*place).filter(|node| is_candidate(node)).collect();
+        let claimants: Vec<&NodeId> = view.roster.claiming(place).filter(|node| is_candidate(node)).collect();
         if let [one, other, ..] = claimants[..] {
             excluded += claimants.len();
-            first = first.or(Some(Contest { place: *place, one, other }));
+            first = first.or(Some(Contest { place, one, other }));
         }
     }
     (excluded, first)

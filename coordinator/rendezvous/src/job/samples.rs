@@ -1,7 +1,7 @@
 //! Records for tests: each with usual values. A test sets only the values that it is about.
 
 use super::{
-    Advance, Endpoint, NodeRecord, OnStoreLoss, Phase, Protocols, RestartPolicy, RoundRecord, RoundState, Spec, Timings,
+    Endpoint, NodeRecord, OnStoreLoss, Phase, Protocols, RestartPolicy, RoundRecord, RoundState, Spec, Timings,
 };
 
 /// A node that waits for a place, with one worker. Its peer address is port 1 of a host of its name.
@@ -29,24 +29,7 @@ pub fn node(name: &str) -> NodeRecord {
 
 /// A round of the first generation with two nodes of one worker each.
 pub fn round(number: u64, state: RoundState) -> RoundRecord {
-    RoundRecord {
-        number,
-        generation: 1,
-        state,
-        sealed: None,
-        group_world_size: 2,
-        world_size: 2,
-        master: None,
-        members_only: false,
-        restarts: 0,
-        advance: Advance::default(),
-        faults: Vec::new(),
-        checkpoint: None,
-        leaving: Vec::new(),
-        paused: false,
-        reason: String::new(),
-        cause: None,
-    }
+    RoundRecord { state, group_world_size: 2, world_size: 2, ..RoundRecord::forming(number, 1, "") }
 }
 
 /// A job of so many nodes, without restarts.

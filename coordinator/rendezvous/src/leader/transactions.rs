@@ -22,22 +22,13 @@ impl Leader {
     pub(super) fn form_txn(&self, now: Time, view: &View, form: Form, reason: &str) -> (Doing, Txn) {
         let old = &view.round.value;
         let record = RoundRecord {
-            number: form.number,
-            generation: old.generation,
-            state: RoundState::Forming,
             sealed: old.sealed.filter(|_| !form.afresh),
-            group_world_size: 0,
-            world_size: 0,
-            master: None,
-            members_only: false,
             restarts: old.restarts + u32::from(form.charge),
             advance: form.advance.unwrap_or_else(|| old.advance.clone()),
             faults: form.faults,
-            checkpoint: None,
             leaving: view.drained_members(),
             paused: form.paused,
-            reason: reason.to_owned(),
-            cause: None,
+            ..RoundRecord::forming(form.number, old.generation, reason)
         };
         // The record is written once, and last, with the evictions that fit next to it: every node reads it each time
         // it is written.
@@ -100,8 +91,6 @@ impl Leader {
         let old = &view.round.value;
         let plan = view.round.modified;
         let record = RoundRecord {
-            number: old.number,
-            generation: old.generation,
             state: RoundState::Running,
             sealed: Some(Sealed { number: old.number, plan, nodes: seats.len() as u32 }),
             group_world_size: seats.len() as u32,
@@ -115,10 +104,7 @@ impl Leader {
             faults: old.faults.clone(),
             // mutant seal_without_a_checkpoint: self.read.checkpoint.clone() => None
             checkpoint: self.read.checkpoint.clone(),
-            leaving: Vec::new(),
-            paused: false,
-            reason: reason.to_owned(),
-            cause: None,
+            ..RoundRecord::forming(old.number, old.generation, reason)
         };
         let mut rank_keys: Vec<Op> = seats
             .iter()

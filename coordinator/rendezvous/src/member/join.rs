@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::step::Out;
 use super::timers::Timer;
 use super::{Call, End, Member, MemberOutput, Mode};
-use crate::job::{Advance, JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
+use crate::job::{JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
 use crate::kv::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
 
@@ -177,7 +177,7 @@ impl Member {
     /// round, that spec says nothing.
     fn begin_job(&mut self, spec: Revision, out: &mut Out) {
         let keys = &self.setup.keys;
-        let round = first_round(1, 1);
+        let round = RoundRecord::forming(1, 1, "the job begins");
         let txn = Txn::of([
             Op::put(keys.spec(), to_json(&self.setup.spec)),
             Op::put(keys.secret(), to_json(&self.setup.secret)),
@@ -194,7 +194,8 @@ impl Member {
     /// as before any other round.
     fn begin_generation(&mut self, last: &Versioned<RoundRecord>, sealed: Option<Sealed>, out: &mut Out) {
         let keys = &self.setup.keys;
-        let round = RoundRecord { sealed, ..first_round(last.value.number + 1, last.value.generation + 1) };
+        let (number, generation) = (last.value.number + 1, last.value.generation + 1);
+        let round = RoundRecord { sealed, ..RoundRecord::forming(number, generation, RoundRecord::BEGINS_ANEW) };
         let txn = Txn::of([
             Op::put(keys.spec(), to_json(&self.setup.spec)),
             Op::put(keys.secret(), to_json(&self.setup.secret)),
@@ -236,25 +237,4 @@ fn secret_of(kv: Option<&KeyValue>, out: &mut Out) -> Option<JobSecret> {
         None
     });
     secret.map(|secret| secret.value)
-}
-
-fn first_round(number: u64, generation: u64) -> RoundRecord {
-    RoundRecord {
-        number,
-        generation,
-        state: RoundState::Forming,
-        sealed: None,
-        group_world_size: 0,
-        world_size: 0,
-        master: None,
-        members_only: false,
-        restarts: 0,
-        advance: Advance::default(),
-        faults: Vec::new(),
-        checkpoint: None,
-        leaving: Vec::new(),
-        paused: false,
-        reason: if generation == 1 { "the job begins".into() } else { RoundRecord::BEGINS_ANEW.into() },
-        cause: None,
-    }
 }

@@ -552,3 +552,37 @@ fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_th
         }
     }
 }
+
+#[test]
+fn a_node_that_cannot_join_in_time_ends_with_the_reason_and_does_not_hang() {
+    for answers in ["none", "late", "failures"] {
+        // Given a node whose read of the job is under way, or fails
+        let mut member = Member::new(setup());
+        let mut out = member.step(NOW, MemberInput::Tick);
+        assert!(matches!(out[..], [MemberOutput::Txn(Call::Join, _)]), "{out:?}");
+        let failed = || MemberInput::Answered {
+            call: Call::Join,
+            sent: NOW,
+            result: Err(StoreError::Unavailable { endpoints: "e".into(), cause: "refused".into() }),
+        };
+        if answers == "failures" {
+            member.step(NOW, failed());
+        }
+        // when join_timeout is over
+        let over = NOW + Duration::from_secs(60);
+        while let Some(at) = member.deadline().filter(|_| !member.is_over()) {
+            assert!(!member.is_stuck() && at <= over, "{answers}: {at:?}");
+            let late = answers == "late" && at == over;
+            out = member.step(at, if late { failed() } else { MemberInput::Tick });
+            if answers == "failures" && out.iter().any(|output| matches!(output, MemberOutput::Txn(..))) {
+                member.step(at, failed());
+            }
+        }
+        // then it ends
+        let end = out.iter().find_map(|output| match output {
+            MemberOutput::End(End::StoreLost(why)) => Some(why.as_str()),
+            _ => None,
+        });
+        assert!(end.is_some_and(|why| why.contains("gave up after join_timeout")), "{answers}: {out:?}");
+    }
+}
