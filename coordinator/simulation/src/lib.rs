@@ -79,7 +79,7 @@ fn on(name: &str) -> bool {
 
 /// Seeds of each kind of scenario.
 fn of_each_kind(seed: u64) -> [u64; 6] {
-    [0, Family::LATE, Family::ROLES, Family::PAUSES, Family::EXCLUSIONS, Family::NEEDS].map(|kind| kind + seed)
+    Family::FIRST.map(|first| first + seed)
 }
 
 /// A seed at which a mutant breaks a promise, the first of `hints` and all others; and which promise.

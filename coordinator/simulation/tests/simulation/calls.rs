@@ -85,7 +85,7 @@ impl World {
         let is_dropped = |key: &str| dropped.iter().any(|dropped| key == dropped || lies_under(key, dropped));
         txn.when.retain(|guard| match guard {
             Guard::Modified { key, .. } | Guard::Created { key, .. } => !is_dropped(key),
-            Guard::Empty { .. } => true,
+            Guard::Empty(..) => true,
         });
         Request::Txn(txn)
     }
