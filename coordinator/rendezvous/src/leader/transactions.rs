@@ -79,9 +79,9 @@ impl Leader {
                     refused: eviction.refused,
                     drained: eviction.drained,
                 };
-                let node = &eviction.node;
-                // mutant no_tombstone: Op::put(self.keys.evicted(node), to_json(&tombstone)) => Op::get(self.keys.evicted(node))
-                [Op::delete(self.keys.node(node)), Op::put(self.keys.evicted(node), to_json(&tombstone))]
+                let (node, evicted) = (self.keys.node(&eviction.node), self.keys.evicted(&eviction.node));
+                // mutant no_tombstone: Op::put(evicted, to_json(&tombstone)) => Op::get(evicted)
+                [Op::delete(node), Op::put(evicted, to_json(&tombstone))]
             })
             .collect()
     }

@@ -61,15 +61,16 @@ impl World {
         }
     }
 
-    /// Injects one of the scenario's faults, and later another: in a schedule that was shrunk, those of the whole schedule
-    /// that are kept.
+    /// Injects one of the scenario's faults, and later another. In a schedule that was shrunk, the faults are those of the
+    /// whole schedule, without what is left out.
     fn inject(&mut self) {
         let number = self.injected.len();
-        let edited = self.edit.as_ref().map(|edit| (edit.injected.get(number).cloned(), edit.injected.get(number + 1)));
-        let original = match edited {
-            Some((None, _)) => return,
-            Some((Some(this), next)) => Some((this, next.map(|next| next.at))),
+        let original = match &self.edit {
             None => None,
+            Some(edit) => {
+                let Some(this) = edit.injected.get(number).cloned() else { return };
+                Some((this, edit.injected.get(number + 1).map(|next| next.at)))
+            }
         };
         if let Some((this, _)) = &original {
             self.dice = this.before.clone();
