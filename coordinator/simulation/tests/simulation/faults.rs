@@ -61,8 +61,8 @@ impl World {
         }
     }
 
-    /// Injects one of the scenario's faults, and later another. In a schedule that was shrunk, the faults are those of the
-    /// whole schedule, without what is left out.
+    /// Injects one of the scenario's faults, and later another. In a schedule that was shrunk, the faults are those of
+    /// the whole schedule, without what is left out.
     fn inject(&mut self) {
         let number = self.injected.len();
         let original = match &self.edit {
