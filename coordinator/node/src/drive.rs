@@ -86,7 +86,7 @@ impl<'a> Drive<'a> {
                     self.lead(|leader| leader.notes(note, &mut notes));
                 }
                 report = reports.recv() => match report {
-                    Some(report) => self.report(report),
+                    Some(report) => self.member(report.into()),
                     // The agent's side is gone: nothing can be carried out any more.
                     None => return Parting::End(End::Drained),
                 },
@@ -167,18 +167,6 @@ impl<'a> Drive<'a> {
         Some(done)
     }
 
-    fn report(&mut self, report: GroupReport) {
-        self.member(match report {
-            GroupReport::Started(round) => MemberInput::Started(round),
-            GroupReport::Ended { round, outcome } => MemberInput::Ended { round, outcome },
-            GroupReport::Stopped { master } => MemberInput::Stopped { master },
-            GroupReport::Quiesced { master, whole } => MemberInput::Quiesced { master, whole },
-            GroupReport::Drain => MemberInput::Drain,
-            // It is asked for at the end, and heard there.
-            GroupReport::Concluded => return,
-        });
-    }
-
     fn member(&mut self, input: MemberInput) {
         let outputs = self.member.step(elastic_store::clock::now(), input);
         if self.member.is_over() {
@@ -247,15 +235,7 @@ impl<'a> Drive<'a> {
             // At the end the leader still tidies up: see `run`.
             MemberOutput::StopLeading if self.member.is_over() => {}
             MemberOutput::StopLeading => self.leader = None,
-            MemberOutput::Start(start) => self.command(Command::Start(start)),
-            MemberOutput::Quiesce(grace) => self.command(Command::Quiesce(grace)),
-            MemberOutput::WarmUp { round, restarts, grace } => self.command(Command::WarmUp { round, restarts, grace }),
-            MemberOutput::Stop(grace) => self.command(Command::Stop(grace)),
-            MemberOutput::Kill => self.command(Command::Kill),
-            MemberOutput::Fence(at) => self.command(Command::Fence(at)),
-            MemberOutput::Leaving(grace) => self.command(Command::Leaving(grace)),
-            MemberOutput::Forming(round, reason) => self.command(Command::Forming(round, reason)),
-            MemberOutput::Say(line) => self.command(Command::Say(line)),
+            MemberOutput::Agent(command) => self.command(command),
             MemberOutput::Warn(line) => tracing::warn!("{line}"),
             MemberOutput::Secret(secret) => {
                 self.secret.clone_from(&secret);

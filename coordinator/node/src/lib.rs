@@ -34,86 +34,20 @@ pub mod trust;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
-use elastic_rendezvous::job::{Endpoint, JobId, NodeId, RoundRecord, Timings, Versioned};
+use elastic_rendezvous::job::{JobId, RoundRecord, Timings, Versioned};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{Credentials, End, Member, MemberInput, MemberSetup, Outcome, Start};
+pub use elastic_rendezvous::{Command, GroupReport};
+use elastic_rendezvous::{Credentials, End, Member, MemberInput, MemberSetup};
 use elastic_store::Store;
 use elastic_store::tls::MutualTls;
 
 use logs::LogRequest;
 use peer_port::PeerPort;
-
-/// What the agent is asked to do with its workers.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Command {
-    /// Start the workers of this place, or give it to those that quiesced; report [`GroupReport::Started`], later
-    /// [`GroupReport::Ended`].
-    Start(Box<Start>),
-    /// Let workers quiesce once a round is forming, or stop them if they cannot, all within this time; report
-    /// [`GroupReport::Quiesced`] or [`GroupReport::Stopped`].
-    Quiesce(Duration),
-    /// Start new workers instead of those that are gone, without places; report [`GroupReport::Quiesced`] when all
-    /// are warm. If they cannot warm up, stop all and report [`GroupReport::Stopped`].
-    WarmUp {
-        /// The round that forms without this node.
-        round: u64,
-        /// Restarts charged to the job so far.
-        restarts: u32,
-        /// The time in which to stop them.
-        grace: Duration,
-    },
-    /// Stop all workers, politely first, within this time; report [`GroupReport::Stopped`].
-    Stop(Duration),
-    /// Kill all workers at once; report [`GroupReport::Stopped`].
-    Kill,
-    /// Workers must not outlive this time, whatever happens to the agent.
-    Fence(Option<Time>),
-    /// The node leaves: from the stop signal on, workers have this long.
-    Leaving(Duration),
-    /// A round is forming: its number and the reason.
-    Forming(u64, String),
-    /// A line for the log.
-    Say(String),
-    /// The part of this node ends like this, and its workers are gone; its key stays until [`GroupReport::Concluded`].
-    /// Only from a driver that is [`Node::concluding`].
-    Conclude(NodeId, Box<End>),
-}
-
-/// What the agent tells of its local worker group, and what it asks.
-#[derive(Debug, Clone, PartialEq)]
-pub enum GroupReport {
-    /// All workers of the round were started.
-    Started(u64),
-    /// Workers of the round ended by themselves.
-    Ended {
-        /// The round.
-        round: u64,
-        /// How.
-        outcome: Outcome,
-    },
-    /// No worker is left, and none of their children.
-    Stopped {
-        /// A fresh address held for rank 0's bootstrap.
-        master: Option<Endpoint>,
-    },
-    /// The workers that are left have quiesced: they touch nothing until they are given their next place.
-    Quiesced {
-        /// A fresh address held for rank 0's bootstrap.
-        master: Option<Endpoint>,
-        /// Whether none of the workers has died.
-        whole: bool,
-    },
-    /// Leave as planned; told again, at once.
-    Drain,
-    /// Nothing is left to be done at the end.
-    Concluded,
-}
 
 /// How an incarnation's part ends.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -54,11 +54,7 @@ impl TorchElastic {
             let input = tokio::select! {
                 Some(input) = inputs.recv() => input,
                 report = reports.recv() => match report {
-                    // No one is asked to quiesce here: every change restarts the workers, as torchrun's nodes do.
-                    Some(GroupReport::Started(_) | GroupReport::Quiesced { .. } | GroupReport::Concluded) => continue,
-                    Some(GroupReport::Ended { round, outcome }) => Input::Ended { round, outcome },
-                    Some(GroupReport::Stopped { master }) => Input::Stopped { master },
-                    Some(GroupReport::Drain) => Input::Drain,
+                    Some(report) => Input::Agent(report),
                     // The agent's side is gone: nothing can be carried out any more.
                     None => break End::Drained,
                 },
@@ -119,20 +115,10 @@ impl Drive<'_> {
                     let _ = inbox.send(Input::News(etcd.wait(&directory, index).await));
                 });
             }
-            Output::Start(start) => self.command(Command::Start(start)),
-            Output::Stop(grace) => self.command(Command::Stop(grace)),
-            Output::Kill => self.command(Command::Kill),
-            Output::Fence(until) => self.command(Command::Fence(until)),
-            Output::Leaving(grace) => self.command(Command::Leaving(grace)),
-            Output::Forming(round, reason) => self.command(Command::Forming(round, reason)),
-            Output::Say(line) => self.command(Command::Say(line)),
+            // The agent outlives the driver: it holds the other end while `run` is awaited.
+            Output::Agent(command) => drop(self.commands.send(command)),
             Output::End(end) => self.end = Some(end),
         }
-    }
-
-    fn command(&self, command: Command) {
-        // The agent outlives the driver: it holds the other end while `run` is awaited.
-        let _ = self.commands.send(command);
     }
 }
 

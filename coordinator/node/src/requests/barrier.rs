@@ -97,20 +97,31 @@ pub async fn meet(
             }
         }
     };
-    // No wait outlives the round, not even one for an answer of the store.
+    let over = moved(&mut status, member.current.modified);
+    bounded(round, name, (within, ""), met, over, async { Ok(store.get(&release).await?.is_some()) }).await
+}
+
+/// Waits for `met` within this time; no wait outlives the round, not even one for an answer of the store. Once the round
+/// is `over`, `passed` says whether all had arrived. A timeout is told with the hint.
+pub async fn bounded(
+    round: u64,
+    name: &str,
+    (within, hint): (Duration, &'static str),
+    met: impl Future<Output = Result<(), BarrierError>>,
+    over: impl Future<Output = ()>,
+    passed: impl Future<Output = Result<bool, BarrierError>>,
+) -> Result<(), BarrierError> {
     let met = async {
         tokio::select! {
             met = met => met,
-            () = moved(&mut status, member.current.modified) => match store.get(&release).await? {
-                Some(_) => Ok(()),
-                None => Err(BarrierError::RoundEnded { round, name: name.to_owned() }),
+            () = over => match passed.await? {
+                true => Ok(()),
+                false => Err(BarrierError::RoundEnded { round, name: name.to_owned() }),
             },
         }
     };
-    match tokio::time::timeout(within, met).await {
-        Ok(result) => result,
-        Err(_) => Err(BarrierError::Timeout { round, name: name.to_owned(), within, hint: "" }),
-    }
+    let timeout = |_| Err(BarrierError::Timeout { round, name: name.to_owned(), within, hint });
+    tokio::time::timeout(within, met).await.unwrap_or_else(timeout)
 }
 
 /// Waits until the node knows of another round than the one that was written then.

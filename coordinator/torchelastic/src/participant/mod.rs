@@ -31,7 +31,7 @@ use crate::etcd_v2::{Answer, News, Request};
 use elastic_node::Membership;
 use elastic_rendezvous::job::{Advance, Endpoint, Failure, NodeRecord, RankRecord, RoundRecord, RoundState, Spec};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{End, Outcome, Start};
+use elastic_rendezvous::{Command, End, GroupReport, Start};
 use elastic_store::StoreError;
 
 /// Time to live of a state that is being made, of one that can be joined once the minimum is there, and of a frozen one.
@@ -98,20 +98,8 @@ pub enum Input {
     Refreshed(Upkeep, Time, Result<Answer, StoreError>),
     /// What came out of [`Output::Watch`].
     News(Result<News, StoreError>),
-    /// Local workers of the version ended by themselves.
-    Ended {
-        /// The version.
-        round: u64,
-        /// How.
-        outcome: Outcome,
-    },
-    /// No local worker is left.
-    Stopped {
-        /// A fresh address held for rank 0's bootstrap of the next version.
-        master: Option<Endpoint>,
-    },
-    /// The node is asked to leave; asked again, at once.
-    Drain,
+    /// The agent's report about the local workers.
+    Agent(GroupReport),
 }
 
 /// What a node wants done.
@@ -123,22 +111,16 @@ pub enum Output {
     Refresh(Upkeep, Request),
     /// Wait for a change of anything in this directory from this index on; answer once, with [`Input::News`].
     Watch(String, u64),
-    /// Start the workers of this place; report [`Input::Ended`].
-    Start(Box<Start>),
-    /// Stop all local workers, politely first; report [`Input::Stopped`].
-    Stop(Duration),
-    /// Kill all local workers at once; report [`Input::Stopped`].
-    Kill,
-    /// Workers must not outlive this time, whatever happens to the agent. `None`: there are none.
-    Fence(Option<Time>),
-    /// The node is leaving, for workers that want to know.
-    Leaving(Duration),
-    /// Another version will be made, for workers that want to know: its likely number and the reason.
-    Forming(u64, String),
-    /// A line for the log.
-    Say(String),
+    /// Pass this on to the agent.
+    Agent(Command),
     /// The agent's part is over; its workers are gone.
     End(End),
+}
+
+impl From<Command> for Output {
+    fn from(command: Command) -> Output {
+        Output::Agent(command)
+    }
 }
 
 /// Local workers.
@@ -373,8 +355,8 @@ impl Participant {
         self.mode == Mode::Over
     }
 
-    fn put(&mut self, output: Output) {
-        self.outputs.push(output);
+    fn put(&mut self, output: impl Into<Output>) {
+        self.outputs.push(output.into());
     }
 
     /// Says a line, unless it was the last one said.
@@ -382,7 +364,7 @@ impl Participant {
         let line = line.into();
         if self.said.as_ref() != Some(&line) {
             self.said = Some(line.clone());
-            self.put(Output::Say(line));
+            self.put(Command::Say(line));
         }
     }
 
@@ -448,14 +430,14 @@ impl Participant {
         self.idle_since = None;
         self.workers = Workers::Alive;
         let spec = self.setup.spec.clone();
-        self.put(Output::Start(Box::new(Start { round, rank, spec, secret: None })));
+        self.put(Command::Start(Box::new(Start { round, rank, spec, secret: None })));
     }
 
     /// Tells the workers to stop, if there may be any.
     fn stop(&mut self, grace: Duration) {
         if self.workers == Workers::Alive {
             self.workers = Workers::Stopping;
-            self.put(Output::Stop(grace));
+            self.put(Command::Stop(grace));
         }
     }
 }
