@@ -160,9 +160,6 @@ impl Node {
 }
 
 /// Bytes from the system that no one can guess.
-///
-/// # Errors
-/// The system has none.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let filled = SystemRandom::new().fill(&mut bytes);

@@ -11,9 +11,6 @@ use elastic_store::{Result, Store};
 
 /// Why the leader of the job and this program cannot speak with each other. `None`: they can; or no one leads, or does
 /// not answer, which is no one's mistake.
-///
-/// # Errors
-/// The store's.
 pub async fn distrust(store: &dyn Store, keys: &Keys, tls: &MutualTls) -> Result<Option<String>> {
     let Some(record) = store.get(&keys.leader()).await? else { return Ok(None) };
     let Ok(leader) = LeaderRecord::held(&record) else { return Ok(None) };

@@ -84,9 +84,6 @@ impl fmt::Display for Wish {
 }
 
 /// What is desired once a wish is added.
-///
-/// # Errors
-/// [`OperatorError`] says what does not fit.
 pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Result<Desired, OperatorError> {
     match wish {
         Wish::Close {} => desired.closed = true,

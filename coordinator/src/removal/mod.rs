@@ -125,10 +125,7 @@ struct Cleared {
     keys: usize,
 }
 
-/// Deletes a job's keys; how many there were.
-///
-/// # Errors
-/// [`RemovalError`] says why nothing was deleted; the store's, where an unknown outcome is worth another try.
+/// Deletes a job's keys; how many there were. After an unknown outcome it is worth another try.
 pub async fn remove(store: &dyn Store, target: &Target<'_>) -> Result<i64, RemovalError> {
     let mut keys = 0;
     for _ in 0..TRIES {
@@ -158,9 +155,6 @@ pub async fn remove(store: &dyn Store, target: &Target<'_>) -> Result<i64, Remov
 }
 
 /// How many keys [`remove`] would delete now. Nothing is written.
-///
-/// # Errors
-/// [`RemovalError`] says why nothing would be deleted; the store's.
 pub async fn check(store: &dyn Store, target: &Target<'_>) -> Result<usize, RemovalError> {
     Ok(clear(store, target).await?.keys)
 }

@@ -15,11 +15,8 @@ use elastic_node::{Membership, Status};
 
 const HINT: &str = "; nodes that run torchrun never do";
 
-/// Meets the other members of the current version at `name`. A name serves once in a version.
-///
-/// # Errors
-/// As [`meet`](elastic_node::requests::barrier::meet). A version that has torchrun's nodes in it ends in
-/// [`BarrierError::Timeout`].
+/// Meets the other members of the current version at `name`. A name serves once in a version. A version that has
+/// torchrun's nodes in it ends in [`BarrierError::Timeout`].
 pub async fn meet_on_v2(
     etcd: &dyn Keyspace,
     paths: &Paths,

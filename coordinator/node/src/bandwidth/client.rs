@@ -44,9 +44,6 @@ pub struct Poured {
 }
 
 /// Has a node's agent pour bytes for [`TAKEN`]. `client` names who asks, for the agent's log.
-///
-/// # Errors
-/// The agent is not reached, or refuses.
 pub async fn measure(
     (job, node): (&JobId, &NodeId),
     peer: &Endpoint,

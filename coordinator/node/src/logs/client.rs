@@ -51,9 +51,6 @@ pub struct LogStream {
 
 impl LogStream {
     /// The next message; `None` once the agent has told everything. The wait may be cancelled.
-    ///
-    /// # Errors
-    /// The agent has gone, or refuses.
     pub async fn next(&mut self) -> Result<Option<LogsReply>, LogsError> {
         match self.replies.message().await? {
             Some(reply) if reply.end => Ok(None),
@@ -63,10 +60,8 @@ impl LogStream {
     }
 }
 
-/// Asks a node for its workers' output. `client` names who asks, for the agent's log.
-///
-/// # Errors
-/// The agent is not reached. That it refuses shows in the stream.
+/// Asks a node for its workers' output. `client` names who asks, for the agent's log. An agent that refuses says so in
+/// the stream.
 pub async fn open(
     (job, node): (&JobId, &NodeId),
     peer: &Endpoint,

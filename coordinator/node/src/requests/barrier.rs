@@ -157,9 +157,6 @@ pub async fn insist<T, F: Future<Output = Result<T, BarrierError>>>(
 }
 
 /// Checks that `name` can be part of a key.
-///
-/// # Errors
-/// [`BarrierError::Name`].
 pub fn check(name: &str) -> Result<(), BarrierError> {
     let fits = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
     if fits { Ok(()) } else { Err(BarrierError::Name(name.to_owned())) }

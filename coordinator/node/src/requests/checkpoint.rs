@@ -191,9 +191,6 @@ fn last_publisher(failed: bool, there: &[(NodeId, u32, Phase)]) -> Option<&NodeI
 ///
 /// Each looks for the next that is there of those with ranks before its own, and no further: all of them together look
 /// at each member a few times, however many they are. Only the first may have to look at all.
-///
-/// # Errors
-/// The store fails, or holds what is not ours.
 pub async fn last_word(store: &dyn Store, keys: &Keys, node: &NodeId, seat: Sealed) -> Result<LastWord, CommitError> {
     let nothing = |why: &str| Ok(LastWord::Nothing(why.to_owned()));
     let rank_key = |node: &NodeId| keys.rank(seat.number, seat.plan, node);
@@ -259,9 +256,6 @@ async fn members(store: &dyn Store, keys: &Keys, seat: Sealed) -> Result<Vec<(No
 
 /// Publishes the last checkpoint of a node whose part in the job ends, under the same guards as [`commit`]: its own key,
 /// the round as read, and the pointer.
-///
-/// # Errors
-/// As [`commit`]'s.
 pub async fn commit_last(
     store: &dyn Store,
     keys: &Keys,

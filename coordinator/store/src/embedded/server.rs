@@ -109,18 +109,11 @@ pub struct EmbeddedServer {
 
 impl EmbeddedServer {
     /// Opens an empty store on an address; port 0 takes a free one. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// [`EmbeddedError::Remote`] if the address is not a loopback one and `allow_remote` is not set,
-    /// [`EmbeddedError::InUse`], [`EmbeddedError::Listen`].
     pub async fn bind(address: SocketAddr, allow_remote: bool) -> Result<EmbeddedServer, EmbeddedError> {
         EmbeddedServer::bind_with(address, Options { allow_remote, ..Options::default() }).await
     }
 
     /// Like [`EmbeddedServer::bind`], with everything said.
-    ///
-    /// # Errors
-    /// The same.
     pub async fn bind_with(address: SocketAddr, options: Options) -> Result<EmbeddedServer, EmbeddedError> {
         if !options.allow_remote && options.tls.is_none() && !address.ip().to_canonical().is_loopback() {
             return Err(EmbeddedError::Remote { address });
@@ -149,9 +142,6 @@ impl EmbeddedServer {
     }
 
     /// Answers clients until `shutdown` completes; then ends their streams and returns within two seconds or so.
-    ///
-    /// # Errors
-    /// [`EmbeddedError::Serve`].
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), EmbeddedError> {
         let EmbeddedServer { listener, address, hub, cluster, options } = self;
         tracing::info!(

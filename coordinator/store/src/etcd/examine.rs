@@ -53,10 +53,7 @@ impl EtcdStore {
         self.inner.connection.uris()
     }
 
-    /// What the member in use says of itself.
-    ///
-    /// # Errors
-    /// As for every call; also where the member knows no leader.
+    /// What the member in use says of itself. An error where the member knows no leader.
     pub async fn status(&self) -> Result<MemberStatus> {
         let connection = &self.inner.connection;
         let status =
@@ -76,10 +73,8 @@ impl EtcdStore {
         })
     }
 
-    /// The alarms of all members, by member id.
-    ///
-    /// # Errors
-    /// As for every call. [`StoreError::Denied`](crate::StoreError::Denied) where etcd tells its root user alone.
+    /// The alarms of all members, by member id. [`StoreError::Denied`](crate::StoreError::Denied) where etcd tells its
+    /// root user alone.
     pub async fn alarms(&self) -> Result<Vec<(u64, Alarm)>> {
         let connection = &self.inner.connection;
         let get = async |link: std::sync::Arc<super::connection::Link>| {
@@ -97,9 +92,6 @@ impl EtcdStore {
     }
 
     /// The cluster's members.
-    ///
-    /// # Errors
-    /// As for every call.
     pub async fn members(&self) -> Result<Vec<ListedMember>> {
         let connection = &self.inner.connection;
         let list = connection.call(Repeat::Safe, async |link| link.client.cluster_client().member_list().await).await?;

@@ -79,9 +79,6 @@ pub struct Probe {
 
 impl EtcdStore {
     /// Takes the configuration. No connection is made yet: etcd need not be up.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] for an endpoint that is none, or a file that cannot be read.
     pub fn connect(config: EtcdConfig) -> Result<EtcdStore> {
         let connection = MemberConnection::new(config)?;
         let (identity, keep_alives) = Default::default();

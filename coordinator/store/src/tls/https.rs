@@ -8,9 +8,6 @@ use super::{certificates, key, provider, usual_versions, warn_if_everybody_reads
 use crate::followed::Followed;
 
 /// Serves with this certificate and its key, and with what the files hold later.
-///
-/// # Errors
-/// The file that cannot be used, and why.
 pub fn certificate(certificate: PathBuf, key: PathBuf) -> Result<Followed<ServerConfig>, String> {
     warn_if_everybody_reads("the key", &key);
     let names = [certificate.display().to_string(), key.display().to_string()];

@@ -67,9 +67,6 @@ impl fmt::Debug for MutualTls {
 
 impl MutualTls {
     /// By these files, and by what they hold later. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// The file that cannot be used, and why.
     pub fn follow(files: TlsFiles) -> Result<MutualTls, String> {
         let TlsFiles { certificate, key, authority } = files;
         warn_if_everybody_reads("the key", &key);

@@ -185,9 +185,6 @@ struct Inner {
 
 impl EtcdV2 {
     /// A client. Nothing is sent yet.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`]: an endpoint that is none, or a certificate that cannot be read.
     pub fn connect(config: EtcdConfig) -> Result<EtcdV2> {
         let links = Links::new(config)?;
         Ok(EtcdV2 { inner: Arc::new(Inner { links, cluster: OnceLock::new(), newest: AtomicU64::new(0) }) })
@@ -198,10 +195,8 @@ impl EtcdV2 {
         self.inner.links.endpoints()
     }
 
-    /// Checks that an etcd with the v2 API answers and accepts our credentials.
-    ///
-    /// # Errors
-    /// Says what is found instead: [`StoreError::NotV2`] with the flag to use, or why nothing answers.
+    /// Checks that an etcd with the v2 API answers and accepts our credentials. [`StoreError::NotV2`] names the flag to
+    /// use.
     pub async fn probe(&self) -> Result<Probe> {
         let version = self.version().await?;
         let endpoints = self.endpoints();
@@ -214,9 +209,6 @@ impl EtcdV2 {
     }
 
     /// The server's version.
-    ///
-    /// # Errors
-    /// [`StoreError::NotV2`] where what answers is no etcd.
     pub async fn version(&self) -> Result<String> {
         let reply = self.inner.links.call(Repeat::Safe, &wire::get("/version", "")).await?;
         let version = reply.json().ok().and_then(|json| Some(json.get("etcdserver")?.as_str()?.to_owned()));

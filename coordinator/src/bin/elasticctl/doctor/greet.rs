@@ -39,9 +39,6 @@ pub(super) struct Greeting {
 }
 
 /// Greets an etcd at these addresses of a `host:port`, over TLS if there are files for it.
-///
-/// # Errors
-/// [`StoreError::Invalid`] names the file that cannot be used.
 pub(super) async fn etcd(
     addresses: &[SocketAddr],
     address: &str,

@@ -78,9 +78,6 @@ impl Endpoint {
 }
 
 /// Looks at all endpoints of the flags.
-///
-/// # Errors
-/// [`StoreError::Invalid`] names the flag's value that cannot be used.
 pub(super) async fn look(flags: &StoreFlags, peers: &PeerFlags) -> Result<Cluster, StoreError> {
     let config = flags.config()?;
     let uris = EtcdStore::connect(config.clone())?.endpoints().to_vec();

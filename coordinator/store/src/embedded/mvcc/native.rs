@@ -7,10 +7,7 @@ use crate::{Guard, KeyValue, Op, OpResult, Scope, StoreError, TxnResult};
 use elastic_rendezvous::time::Time;
 
 impl Mvcc {
-    /// Runs one of our transactions.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseGone`], [`StoreError::NoSpace`], [`StoreError::Invalid`]; nothing was changed.
+    /// Runs one of our transactions. An error changed nothing.
     pub fn apply(&mut self, now: Time, txn: &store::Txn) -> Result<TxnResult, StoreError> {
         let branch = |ops: &[Op]| ops.iter().map(request).collect::<Vec<_>>();
         let native = MvccTxn {
