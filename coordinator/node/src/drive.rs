@@ -10,10 +10,10 @@ use super::tasks::{AbortOnDrop, Alarm, watch};
 use super::{Command, GroupReport, Inbox, Node, Parting, Status, epoch_ms, pulse_client};
 use elastic_rendezvous::job::{JobSecret, Keys, LeaderRecord};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{End, Leader, Member, MemberInput, MemberOutput};
+use elastic_rendezvous::{End, Leader, Member, MemberInput, MemberOutput, MemberSetup};
 use elastic_store::{LeaseId, Revision, WatchUpdate};
 
-pub(super) struct Drive<'a> {
+struct Drive<'a> {
     node: &'a Node,
     member: Member,
     keys: Keys,
@@ -30,32 +30,35 @@ pub(super) struct Drive<'a> {
     parting: Option<Parting>,
 }
 
-impl<'a> Drive<'a> {
-    pub(super) fn new(
-        node: &'a Node,
-        member: Member,
-        keys: Keys,
-        inbox: Inbox,
-        leader_inbox: LeaderInbox,
-        commands: &'a mpsc::UnboundedSender<Command>,
-    ) -> Drive<'a> {
-        Drive {
-            node,
-            member,
-            keys,
-            secret: None,
-            inbox,
-            leader_inbox,
-            commands,
-            leader: None,
-            member_watches: Vec::new(),
-            pulse: None,
-            revoke: None,
-            parting: None,
-        }
-    }
+/// Runs one incarnation of a node to its end.
+pub(super) async fn run(
+    node: &Node,
+    setup: MemberSetup,
+    commands: &mpsc::UnboundedSender<Command>,
+    reports: &mut mpsc::UnboundedReceiver<GroupReport>,
+) -> Parting {
+    let (inbox, inputs) = mpsc::unbounded_channel();
+    let (leader_inbox, notes) = mpsc::unbounded_channel();
+    node.front.open(&setup.record.id(), &node.job, leader_inbox.clone());
+    let drive = Drive {
+        node,
+        keys: setup.keys.clone(),
+        member: Member::new(setup),
+        secret: None,
+        inbox,
+        leader_inbox,
+        commands,
+        leader: None,
+        member_watches: Vec::new(),
+        pulse: None,
+        revoke: None,
+        parting: None,
+    };
+    drive.run(inputs, notes, reports).await
+}
 
-    pub(super) async fn run(
+impl Drive<'_> {
+    async fn run(
         mut self,
         mut inputs: mpsc::UnboundedReceiver<MemberInput>,
         mut notes: mpsc::UnboundedReceiver<LeaderNote>,

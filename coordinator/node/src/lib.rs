@@ -42,7 +42,7 @@ use tokio::sync::{mpsc, watch};
 use elastic_rendezvous::job::{JobId, RoundRecord, Timings, Versioned};
 use elastic_rendezvous::time::Time;
 pub use elastic_rendezvous::{Command, GroupReport};
-use elastic_rendezvous::{Credentials, End, Member, MemberInput, MemberSetup};
+use elastic_rendezvous::{Credentials, End, MemberInput, MemberSetup};
 use elastic_store::Store;
 use elastic_store::tls::MutualTls;
 
@@ -98,26 +98,10 @@ pub struct Node {
 }
 
 impl Node {
-    /// Takes pulses on `listener`, whose address the nodes' records name as `peer`.
-    ///
-    /// Must be called within a tokio runtime; the server ends with it.
-    pub fn new(store: Arc<dyn Store>, job: JobId, listener: TcpListener) -> Node {
-        Node::serving(store, job, listener, None, None)
-    }
-
-    /// The same, for an agent that answers requests for its workers' output: they come out of the other end of `logs`,
-    /// of which there are [`logs::READERS`] at most at once. With `tls` it speaks to those alone who show a certificate.
-    pub fn with_logs(
-        store: Arc<dyn Store>,
-        job: JobId,
-        listener: TcpListener,
-        logs: mpsc::Sender<LogRequest>,
-        tls: Option<MutualTls>,
-    ) -> Node {
-        Node::serving(store, job, listener, Some(logs), tls)
-    }
-
-    fn serving(
+    /// A node that takes pulses on `listener`, which serves as long as the tokio runtime. With `logs`, whose other end
+    /// gets them, the node takes requests for its workers' output: at most [`logs::READERS`] at once. With `tls` it speaks
+    /// only with those who show a certificate.
+    pub fn new(
         store: Arc<dyn Store>,
         job: JobId,
         listener: TcpListener,
@@ -147,12 +131,7 @@ impl Node {
         commands: &mpsc::UnboundedSender<Command>,
         reports: &mut mpsc::UnboundedReceiver<GroupReport>,
     ) -> Parting {
-        let (inbox, inputs) = mpsc::unbounded_channel();
-        let (leader_inbox, notes) = mpsc::unbounded_channel();
-        self.front.open(&setup.record.id(), &self.job, leader_inbox.clone());
-        let keys = setup.keys.clone();
-        let drive = drive::Drive::new(self, Member::new(setup), keys, inbox, leader_inbox, commands);
-        let parting = drive.run(inputs, notes, reports).await;
+        let parting = drive::run(self, setup, commands, reports).await;
         self.front.close(&self.job);
         self.status.send_replace(Status::default());
         parting

@@ -1,8 +1,8 @@
 //! Barriers on etcd's v2 API, among the members of a version of TorchElastic's rendezvous. Nodes that run torchrun
 //! never arrive.
 //!
-//! No transaction is needed there. A version's ranks are given once and never again, so an arrival under one of them can
-//! only be its member's; arrivals only grow in number; and anyone who reads all of them knows as much as who was last.
+//! No transaction is needed. A version's ranks are never given again, so an arrival under one is its member's; and
+//! arrivals only grow in number.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Carries the machine of [`crate`]: its requests, its watch, its timers. To the agent it is what
-//! [`Node`](elastic_node::Node) is. Nothing is decided here.
+//! Runs the machine of [`crate`]: its requests, its watch, its timers. To the agent it is what
+//! [`Node`](elastic_node::Node) is.
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -122,9 +122,8 @@ impl Drive<'_> {
     }
 }
 
-/// What a node that meets the others through etcd's v3 API finds of the same job on its v2 API: who it would never
-/// meet, and what to do, if there is somebody. An error: that is not known, for example because the server does not
-/// offer the v2 API.
+/// What a node that meets the others through etcd's v3 API finds of the same job on its v2 API, and what to do about
+/// it. An error: that is not known, for example because the server does not offer the v2 API.
 pub async fn met_on_v2(etcd: &EtcdV2, paths: &Paths) -> Result<Option<String>> {
     etcd.probe().await?;
     let read = async |key: String| -> Result<Option<Entry>> {

@@ -116,8 +116,7 @@ impl VersionView {
         self.files = Some(Files { version: version.to_owned(), as_of: index, entries });
     }
 
-    /// Whether the watch has told of something later than an answer: what the answer lacks was passed over, as nothing
-    /// was known that it could have changed.
+    /// Whether the watch is ahead of an answer: changes that the answer lacks were passed over.
     fn is_old(&self, index: u64) -> bool {
         self.next.is_some_and(|next| next > index + 1)
     }

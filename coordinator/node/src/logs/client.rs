@@ -14,15 +14,11 @@ use elastic_store::tls::MutualTls;
 
 /// Why a node's logs cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum LogsError {
     /// No one listens there, or the network does not lead there.
     #[error("its agent at {peer} is not reached from here: {cause}")]
-    Unreached {
-        /// Where.
-        peer: Endpoint,
-        /// The innermost cause.
-        cause: String,
-    },
+    Unreached { peer: Endpoint, cause: String },
     /// The agent refuses, or has ended.
     #[error("its agent says: {0}")]
     Refused(String),
@@ -71,7 +67,8 @@ pub async fn open(
     tls: Option<&MutualTls>,
 ) -> Result<LogStream, LogsError> {
     let unreached = |cause: String| LogsError::Unreached { peer: peer.clone(), cause };
-    let channel = dial::channel(peer, tls).await.map_err(|error| unreached(dial::innermost(&error)))?;
+    let channel =
+        dial::channel(peer, tls, std::convert::identity).await.map_err(|error| unreached(dial::innermost(&error)))?;
     let LogQuery { rank, round, lines, follow } = query;
     let (job, node, client) = (job.to_string(), node.to_string(), client.to_owned());
     let request = LogsRequest { job, node, client, rank, round, lines, follow, proof: Vec::new() };

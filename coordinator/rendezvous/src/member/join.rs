@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::step::Out;
 use super::timers::Timer;
 use super::{Call, Command, End, Member, MemberOutput, Mode};
-use crate::job::{Advance, JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
+use crate::job::{JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
 use crate::kv::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
 
@@ -239,22 +239,6 @@ fn secret_of(kv: Option<&KeyValue>, out: &mut Out) -> Option<JobSecret> {
 }
 
 fn first_round(number: u64, generation: u64) -> RoundRecord {
-    RoundRecord {
-        number,
-        generation,
-        state: RoundState::Forming,
-        sealed: None,
-        group_world_size: 0,
-        world_size: 0,
-        master: None,
-        members_only: false,
-        restarts: 0,
-        advance: Advance::default(),
-        faults: Vec::new(),
-        checkpoint: None,
-        leaving: Vec::new(),
-        paused: false,
-        reason: if generation == 1 { "the job begins".into() } else { RoundRecord::BEGINS_ANEW.into() },
-        cause: None,
-    }
+    let reason = if generation == 1 { "the job begins" } else { RoundRecord::BEGINS_ANEW };
+    RoundRecord::forming(number, generation, reason)
 }

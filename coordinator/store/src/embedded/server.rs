@@ -35,6 +35,7 @@ const STREAMS: u32 = 512;
 /// Why the embedded store cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum EmbeddedError {
     /// The address can be reached from other machines, without TLS, and no one said that it may be.
     #[error(
@@ -42,34 +43,18 @@ pub enum EmbeddedError {
          (--peer-cert, --peer-key and --peer-ca), or a loopback address such as 127.0.0.1, or --allow-remote where the \
          network is trusted"
     )]
-    Remote {
-        /// The address asked for.
-        address: SocketAddr,
-    },
+    Remote { address: SocketAddr },
     /// Another process listens there.
     #[error(
         "the embedded store cannot listen on {address}: another process does; choose another port, or 0 for a free one"
     )]
-    InUse {
-        /// The address asked for.
-        address: SocketAddr,
-    },
+    InUse { address: SocketAddr },
     /// Listening there fails for another reason.
     #[error("the embedded store cannot listen on {address}: {cause}")]
-    Listen {
-        /// The address asked for.
-        address: SocketAddr,
-        /// The system's words.
-        cause: io::Error,
-    },
+    Listen { address: SocketAddr, cause: io::Error },
     /// The server ended by itself.
     #[error("the embedded store at {address} stopped serving: {cause}")]
-    Serve {
-        /// Where it listened.
-        address: SocketAddr,
-        /// Why.
-        cause: tonic::transport::Error,
-    },
+    Serve { address: SocketAddr, cause: tonic::transport::Error },
 }
 
 /// How the embedded store is run.
@@ -113,7 +98,7 @@ impl EmbeddedServer {
         EmbeddedServer::bind_with(address, Options { allow_remote, ..Options::default() }).await
     }
 
-    /// Like [`EmbeddedServer::bind`], with everything said.
+    /// Like [`EmbeddedServer::bind`], with all options.
     pub async fn bind_with(address: SocketAddr, options: Options) -> Result<EmbeddedServer, EmbeddedError> {
         if !options.allow_remote && options.tls.is_none() && !address.ip().to_canonical().is_loopback() {
             return Err(EmbeddedError::Remote { address });
@@ -151,7 +136,7 @@ impl EmbeddedServer {
              production is etcd"
         );
         let (close, closing) = watch::channel(());
-        let closing = Closing::new(closing);
+        let closing = Closing(closing);
         let message = options.limits.request_bytes + MESSAGE_OVERHEAD;
         let admin = AdminService { hub: hub.clone(), cluster, address };
         let kv = KvService { hub: hub.clone(), cluster };

@@ -1,6 +1,5 @@
-//! A client of etcd's v2 API: HTTP/1.1, JSON, keys with a time to live, long polls. Only TorchElastic's protocol needs
-//! it. It does not implement [`Store`](elastic_store::Store), because v2 has no transactions over several keys, and
-//! keeps only 1,000 events of history.
+//! A client of etcd's v2 API, which only TorchElastic's protocol needs. It is no [`Store`](elastic_store::Store): v2
+//! has no transactions over several keys, and keeps only 1,000 events of history.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -166,8 +165,7 @@ pub trait Keyspace: Send + Sync {
     async fn wait(&self, key: &str, index: u64) -> Result<News>;
 }
 
-/// Longest that one long poll lasts; etcd itself ends them after five minutes with an empty answer. What this bounds is
-/// how long a dead connection goes unnoticed by a client that asks for nothing else.
+/// Longest that one long poll lasts: how long a dead connection goes unnoticed. etcd ends a poll after five minutes.
 const POLL: Duration = Duration::from_secs(60);
 
 /// A client of one cluster. Cheap to clone; clones share connections.

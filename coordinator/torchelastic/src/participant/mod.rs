@@ -29,7 +29,7 @@ use super::state::{JobEnd, RendezvousState};
 use super::view::VersionView;
 use crate::etcd_v2::{Answer, News, Request};
 use elastic_node::Membership;
-use elastic_rendezvous::job::{Advance, Endpoint, Failure, NodeRecord, RankRecord, RoundRecord, RoundState, Spec};
+use elastic_rendezvous::job::{Endpoint, Failure, NodeRecord, RankRecord, RoundRecord, RoundState, Spec};
 use elastic_rendezvous::time::Time;
 use elastic_rendezvous::{Command, End, GroupReport, Start};
 use elastic_store::StoreError;
@@ -42,13 +42,12 @@ const FROZEN_TTL: u64 = 10;
 const RUN_TTL: u64 = 7200;
 const RUN_UPKEEP: Duration = Duration::from_secs(1800);
 
-/// torchrun looks ten times a second whether anybody waits. A world that it is in is not taken away before it has had
-/// this long to see so: it would continue in it.
+/// torchrun looks ten times a second whether anybody waits. A version that it is in is not deleted before that time, or
+/// it would continue in it.
 const NOTICE: Duration = Duration::from_secs(1);
 /// How long a sign of life may be missing while etcd was just away: a node that lives puts it back.
 const PUT_BACK: Duration = Duration::from_secs(2);
-/// How long the door stays open at least, for nodes that only now hear of the new version; and where torchrun's are
-/// near, which look again after a second.
+/// How long at least a version can be joined; and where torchrun's nodes are near, which look again after a second.
 const LAST_CALL: Duration = Duration::from_millis(300);
 const TORCHRUNS_LAST_CALL: Duration = Duration::from_secs(3);
 /// How long torchrun's nodes count as near after they were seen last.
@@ -396,22 +395,12 @@ impl Participant {
     fn start(&mut self, place: &VersionRank, seat: super::exchange::Ranks, size: u32) {
         let reason = format!("version {} is final, with {size} nodes", place.version);
         let round = RoundRecord {
-            number: number(&place.version),
-            generation: 1,
             state: RoundState::Running,
-            sealed: None,
             group_world_size: size,
             world_size: seat.world_size,
             master: Some(seat.master),
-            members_only: false,
             restarts: self.restarts,
-            advance: Advance::default(),
-            faults: Vec::new(),
-            checkpoint: None,
-            leaving: Vec::new(),
-            paused: false,
-            reason,
-            cause: None,
+            ..RoundRecord::forming(number(&place.version), 1, &reason)
         };
         let record = &self.setup.record;
         let rank = RankRecord {

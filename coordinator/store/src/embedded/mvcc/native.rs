@@ -23,20 +23,16 @@ impl Mvcc {
 
     /// Every key in scope, in key order.
     pub fn snapshot(&self, scope: &Scope) -> Vec<KeyValue> {
-        self.records(&span(scope)).iter().map(|record| KeyValue::from(&**record)).collect()
+        self.records(&scope.into()).iter().map(|record| KeyValue::from(&**record)).collect()
     }
 }
 
 impl From<&Scope> for Span {
     fn from(scope: &Scope) -> Span {
-        span(scope)
-    }
-}
-
-fn span(scope: &Scope) -> Span {
-    match scope {
-        Scope::Key(key) => one(key),
-        Scope::Prefix(prefix) => Span::prefix(prefix.as_bytes()),
+        match scope {
+            Scope::Key(key) => one(key),
+            Scope::Prefix(prefix) => Span::prefix(prefix.as_bytes()),
+        }
     }
 }
 
