@@ -198,7 +198,7 @@ pub(super) fn participation(
 ) -> Participation {
     match &backend.rendezvous {
         JobStore::Store(store) => {
-            Participation::Own(Node::with_logs(Arc::clone(store), job, listener, logs, tls).concluding())
+            Participation::Own(Node::new(Arc::clone(store), job, listener, Some(logs), tls).concluding())
         }
         JobStore::TorchElastic(etcd) => {
             let identical = std::env::var("TORCH_ELASTIC_WORKER_IDENTICAL").is_ok_and(|set| set == "1");

@@ -221,6 +221,28 @@ impl RoundRecord {
     /// The reason of a generation's rounds until one is sealed, where another generation was before.
     pub const BEGINS_ANEW: &str = "the job begins anew";
 
+    /// A round that forms, of which nothing else is known.
+    pub fn forming(number: u64, generation: u64, reason: &str) -> RoundRecord {
+        RoundRecord {
+            number,
+            generation,
+            state: RoundState::Forming,
+            sealed: None,
+            group_world_size: 0,
+            world_size: 0,
+            master: None,
+            members_only: false,
+            restarts: 0,
+            advance: Advance::default(),
+            faults: Vec::new(),
+            checkpoint: None,
+            leaving: Vec::new(),
+            paused: false,
+            reason: reason.to_owned(),
+            cause: None,
+        }
+    }
+
     /// Whether it is still the first round of a generation that follows another. The members that it waits for are that
     /// other's. Only the reason tells: the record has no field for it.
     pub fn begins_anew(&self) -> bool {

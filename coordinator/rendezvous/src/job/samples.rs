@@ -1,8 +1,23 @@
 //! Records for tests: each with usual values. A test sets only the values that it is about.
 
 use super::{
-    Advance, Endpoint, NodeRecord, OnStoreLoss, Phase, Protocols, RestartPolicy, RoundRecord, RoundState, Spec, Timings,
+    Endpoint, NodeRecord, OnStoreLoss, Phase, Protocols, RestartPolicy, RoundRecord, RoundState, Spec, Timings,
 };
+use crate::job::overview::Overview;
+use crate::kv::{KeyValue, LeaseId, Revision};
+
+/// A key below [`Keys::jobs`](super::Keys::jobs) of `/elastic`, written once and under a lease.
+pub fn stored(key: &str, value: impl ToString) -> KeyValue {
+    let (value, at) = (value.to_string().into_bytes(), Revision(1));
+    let key = format!("/elastic/v1/jobs/{key}");
+    KeyValue { key, value, create_revision: at, mod_revision: at, lease: Some(LeaseId(1)) }
+}
+
+/// What such keys tell.
+pub fn overview<T: ToString>(records: &[(&str, T)]) -> Overview {
+    let values: Vec<_> = records.iter().map(|(key, value)| stored(key, value.to_string())).collect();
+    Overview::of("/elastic", &values)
+}
 
 /// A node that waits for a place, with one worker. Its peer address is port 1 of a host of its name.
 pub fn node(name: &str) -> NodeRecord {
@@ -29,24 +44,7 @@ pub fn node(name: &str) -> NodeRecord {
 
 /// A round of the first generation with two nodes of one worker each.
 pub fn round(number: u64, state: RoundState) -> RoundRecord {
-    RoundRecord {
-        number,
-        generation: 1,
-        state,
-        sealed: None,
-        group_world_size: 2,
-        world_size: 2,
-        master: None,
-        members_only: false,
-        restarts: 0,
-        advance: Advance::default(),
-        faults: Vec::new(),
-        checkpoint: None,
-        leaving: Vec::new(),
-        paused: false,
-        reason: String::new(),
-        cause: None,
-    }
+    RoundRecord { state, group_world_size: 2, world_size: 2, ..RoundRecord::forming(number, 1, "") }
 }
 
 /// A job of so many nodes, without restarts.

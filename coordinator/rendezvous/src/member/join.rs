@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::step::Out;
 use super::timers::Timer;
-use super::{Call, End, Member, MemberOutput, Mode};
-use crate::job::{Advance, JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
+use super::{Call, Command, End, Member, MemberOutput, Mode};
+use crate::job::{JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
 use crate::kv::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
 
@@ -88,7 +88,8 @@ impl Member {
                 let why = format!("{differs}: start every agent of a job with the same flags");
                 return self.end(End::Refused(why), out);
             }
-            out.push(MemberOutput::Say(format!("{differs}; an operator has changed the job, so its own values hold")));
+            let line = format!("{differs}; an operator has changed the job, so its own values hold");
+            out.push(Command::Say(line).into());
         }
         self.spec = spec.value;
         let follows = self.joining.take().is_some_and(|joining| joining.leftovers);
@@ -238,22 +239,6 @@ fn secret_of(kv: Option<&KeyValue>, out: &mut Out) -> Option<JobSecret> {
 }
 
 fn first_round(number: u64, generation: u64) -> RoundRecord {
-    RoundRecord {
-        number,
-        generation,
-        state: RoundState::Forming,
-        sealed: None,
-        group_world_size: 0,
-        world_size: 0,
-        master: None,
-        members_only: false,
-        restarts: 0,
-        advance: Advance::default(),
-        faults: Vec::new(),
-        checkpoint: None,
-        leaving: Vec::new(),
-        paused: false,
-        reason: if generation == 1 { "the job begins".into() } else { RoundRecord::BEGINS_ANEW.into() },
-        cause: None,
-    }
+    let reason = if generation == 1 { "the job begins" } else { RoundRecord::BEGINS_ANEW };
+    RoundRecord::forming(number, generation, reason)
 }
