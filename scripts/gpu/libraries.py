@@ -2,7 +2,6 @@
 several places, where only the first counts."""
 
 import ctypes
-import json
 import os
 import re
 import shutil
@@ -114,10 +113,6 @@ def asked(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"not told: {error}"
     return (told.stdout + told.stderr).strip()
-
-
-def result(**figures: object) -> None:
-    print("result: " + json.dumps(figures), flush=True)
 
 
 def main() -> int:

@@ -6,7 +6,6 @@ and sockets between them, three of them can use one GPU. On CPUs it is the same 
 part shows nothing."""
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -19,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
 
-from losses import traced
+from report import result, traced
 
 # Seconds. Every wait here is shorter, be it for a step or for an end.
 DEADLINE = 45.0
@@ -48,10 +47,6 @@ MADE = re.compile(r"NCCL's communicator is made.*?round=(\d+).*?way=(\w+)")
 
 class Failed(Exception):
     """Something that must hold does not."""
-
-
-def result(**figures: object) -> None:
-    print("result: " + json.dumps(figures), flush=True)
 
 
 def until(what: str, look: "Callable[[], object]", seconds: float = DEADLINE):

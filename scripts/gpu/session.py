@@ -13,9 +13,10 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Callable
 
-from losses import traced
-from nccl import Failed, Job, result, until
+from nccl import Failed, Job, until
+from report import result, traced
 
 # Steps that are trained, with small sizes (True) and whole ones.
 STEPS = {True: 300, False: 650}
@@ -74,95 +75,109 @@ def disturbed(options: argparse.Namespace, steps: int, wanted: float) -> None:
         job.close()
 
 
-def costs(options: argparse.Namespace) -> None:
-    """GPT-2's step in a session of one rank, and plainly, in turns."""
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
+class Timed:
+    """GPT-2's step, timed in a session of one rank and in a plain loop."""
 
-    import elastic_agent.torch as elastic
-    from models import Gpt
+    def __init__(self, options: argparse.Namespace) -> None:
+        import torch
+        from torch.utils.data import TensorDataset
 
-    small, device = options.small, options.device
-    shape = (64, 32, 2, 2, 32) if small else (50257, 1024, 12, 12, 768)
-    batch, steps, turns = 4 if small else 8, 5 if small else 20, 2 if small else 3
+        small, self.device = options.small, options.device
+        self.shape = (64, 32, 2, 2, 32) if small else (50257, 1024, 12, 12, 768)
+        self.batch, self.steps = (4, 5) if small else (8, 20)
+        self.data = torch.randint(self.shape[0], (self.batch, self.shape[1]), device=self.device)
+        # Batches for all steps of one epoch: neither loop starts a loader again.
+        self.dataset = TensorDataset(torch.arange((self.steps + 10) * self.batch))
+        self.settle = torch.cuda.synchronize if self.device == "cuda" else lambda: None
+        # How often the steps of each session waited for the GPU.
+        self.waits: "list[int]" = []
 
-    def model_and_optimizer():
+    def model_and_optimizer(self):
+        import torch
+        from models import Gpt
+
         torch.manual_seed(1)
-        model = Gpt(*shape).to(device)
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-4, **({"fused": True} if device == "cuda" else {}))
+        model = Gpt(*self.shape).to(self.device)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-4, **({"fused": True} if self.device == "cuda" else {}))
 
-    data = torch.randint(shape[0], (batch, shape[1]), device=device)
+    def loss_of(self, model):
+        import torch
 
-    def loss_of(model):
-        with torch.autocast(device, dtype=torch.bfloat16):
-            return model(data, data) / data.numel()
+        with torch.autocast(self.device, dtype=torch.bfloat16):
+            return model(self.data, self.data) / self.data.numel()
 
-    settle, waits = torch.cuda.synchronize if device == "cuda" else lambda: None, []
-
-    def timed(step):
-        """Of steps that follow each other freely."""
+    def time(self, step: "Callable[[], object]") -> float:
+        """The milliseconds of a step, of steps that follow each other freely."""
         for _ in range(3):
             step()
-        settle()
+        self.settle()
         began = time.perf_counter()
-        for _ in range(steps):
+        for _ in range(self.steps):
             step()
-        settle()
-        return 1e3 * (time.perf_counter() - began) / steps
+        self.settle()
+        return 1e3 * (time.perf_counter() - began) / self.steps
 
-    def waited(step):
-        """How often so many steps wait for the GPU: it then has nothing to do while the next calls are made."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                for _ in range(5):
-                    step()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        return sum("synchroniz" in str(one.message) for one in caught)
+    def plain(self) -> float:
+        from torch.utils.data import DataLoader
 
-    # Batches for all steps of one epoch: neither starts a loader again.
-    dataset = TensorDataset(torch.arange((steps + 10) * batch))
-
-    def plain():
-        model, optimizer = model_and_optimizer()
-        batches = iter(DataLoader(dataset, batch))
+        model, optimizer = self.model_and_optimizer()
+        batches = iter(DataLoader(self.dataset, self.batch))
 
         def step():
             next(batches)
             optimizer.zero_grad(set_to_none=True)
-            loss_of(model).backward()
+            self.loss_of(model).backward()
             optimizer.step()
 
-        return timed(step)
+        return self.time(step)
 
-    def in_session():
-        model, optimizer = model_and_optimizer()
-        sampler = elastic.ElasticBatchSampler(dataset, batch)
+    def in_session(self) -> float:
+        import elastic_agent.torch as elastic
+        from torch.utils.data import DataLoader
+
+        model, optimizer = self.model_and_optimizer()
+        sampler = elastic.ElasticBatchSampler(self.dataset, self.batch)
         with elastic.Session(model, optimizer, sampler) as session:
-            batches = session.steps(DataLoader(dataset, batch_sampler=sampler))
+            batches = session.steps(DataLoader(self.dataset, batch_sampler=sampler))
 
             def step():
                 next(batches)
-                session.backward(loss_of(model))
+                session.backward(self.loss_of(model))
                 session.step()
 
-            taken = timed(step)
-            if device == "cuda":
-                waits.append(waited(step))
+            taken = self.time(step)
+            if self.device == "cuda":
+                self.waits.append(waited(step))
             return taken
 
-    times = {"plain": [], "in a session": []}
-    for _ in range(turns):
-        times["plain"].append(plain())
-        times["in a session"].append(in_session())
+
+def waited(step: "Callable[[], object]") -> int:
+    """How often five steps wait for the GPU, which then has nothing to do while the next calls are made."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            for _ in range(5):
+                step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(one.message) for one in caught)
+
+
+def costs(options: argparse.Namespace) -> None:
+    """Times GPT-2's step in a session of one rank and in a plain loop, in turns."""
+    timed, times = Timed(options), {"plain": [], "in a session": []}
+    for _ in range(2 if options.small else 3):
+        times["plain"].append(timed.plain())
+        times["in a session"].append(timed.in_session())
     medians = {way: statistics.median(each) for way, each in times.items()}
     told = {way: f"{median:.2f} ms" for way, median in medians.items()}
     result(costs="a step", **told, ratio=round(medians["in a session"] / medians["plain"], 3))
     # The loss is read now and then.
-    result(waits="for the GPU in 5 steps of a session", found=waits)
-    if any(found > 1 for found in waits):
+    result(waits="for the GPU in 5 steps of a session", found=timed.waits)
+    if any(found > 1 for found in timed.waits):
         raise Failed("a session's step waits for the GPU")
 
 
