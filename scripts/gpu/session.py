@@ -45,9 +45,7 @@ def alone(options: argparse.Namespace, steps: int) -> float:
 
 def disturbed(options: argparse.Namespace, steps: int, wanted: float) -> None:
     backend = "nccl" if options.device == "cuda" else ""
-    job = Job("session", options, worker(options, steps, backend), warm_up=60)
-    try:
-        job.start_all()
+    with Job("session", options, worker(options, steps, backend), warm_up=60) as job:
         first = job.gets_on(3, 0)
         begun = time.monotonic()
         time.sleep(1)
@@ -71,8 +69,6 @@ def disturbed(options: argparse.Namespace, steps: int, wanted: float) -> None:
         result(after="all of it", **told)
         if off > 1e-9 or not stays or (backend and not by_nccl):
             raise Failed(f"{told}")
-    finally:
-        job.close()
 
 
 class Timed:
