@@ -1,30 +1,42 @@
-//! The flags for hangs and for the health port, and PyTorch's variables for the same.
+//! The flags for checks of this machine before the node joins, for hangs of the workers and for the health port, and
+//! PyTorch's variables for the same.
 
+use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::error::UsageError;
+use super::error::{Refusal, UsageError};
 use super::flags::Settings;
 use super::values;
+use crate::machine::preflight::{PreflightOptions, TIMEOUT};
 use crate::output::logs::LogOptions;
-use crate::workers::watchdog::{HangLimits, TIMER_FILE, Timers};
+use crate::workers::watchdog::{HangLimits, TIMER_FILE, Timers, WatchOptions};
 
 /// A number of seconds, with or without a fraction. A number that is not positive switches the check off.
 const UNINTERRUPTIBLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 const HEALTH_PORT: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 const ENABLE_TIMERS: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
-/// What to watch for, and the health port. By default, the agent watches nothing and serves no health.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct WatchOptions {
-    /// Limits for hangs.
-    pub limits: HangLimits,
-    /// Whether workers may set PyTorch's timers.
-    pub timers: Timers,
-    /// The address at which health is served over HTTP.
-    pub health: Option<SocketAddr>,
+
+pub(super) fn preflight(settings: &Settings<'_>) -> Result<PreflightOptions, UsageError> {
+    let named = |text: &str| match text.trim() {
+        "" => Err(Refusal::new("it is empty", "name a command for the shell, or leave it out")),
+        command => Ok(command.to_owned()),
+    };
+    let some_time = |text: &str| values::some_time(text, "the checks need some time", "give a time");
+    Ok(PreflightOptions {
+        built_in: settings.switch("preflight")?,
+        command: settings.parsed("preflight-command", named)?,
+        peer_bandwidth: settings.parsed("preflight-peer-bandwidth", values::bit_rate)?,
+        timeout: settings.parsed("preflight-timeout", some_time)?.unwrap_or(TIMEOUT),
+    })
 }
 
-pub(super) fn read(
+/// A variable whose value is passed over.
+fn refused(variable: &str, value: &OsStr, what: &str) -> String {
+    format!("{variable}={}: {what}; it has no effect", value.display())
+}
+
+pub(super) fn watch(
     settings: &Settings<'_>,
     logs: &LogOptions,
     warnings: &mut Vec<String>,
@@ -42,23 +54,23 @@ pub(super) fn read(
                 .into(),
         );
     }
-    let mut refused = |variable: &str, value: &std::ffi::OsStr, what: &str| {
-        warnings.push(format!("{variable}={}: {what}; it has no effect", value.display()));
-    };
     let mut uninterruptible = None;
     if let Some(value) = settings.env(UNINTERRUPTIBLE) {
         match value.to_string_lossy().trim().parse::<f64>() {
             Ok(seconds) if seconds <= 0.0 => {}
             Ok(seconds) if seconds < 1e9 => uninterruptible = Some(Duration::from_secs_f64(seconds)),
-            _ => refused(UNINTERRUPTIBLE, &value, "not a number of seconds"),
+            _ => warnings.push(refused(UNINTERRUPTIBLE, &value, "not a number of seconds")),
         }
     }
-    let mut health = settings.parsed("health-port", values::own_port)?;
-    if let (None, Some(value)) = (health, settings.env(HEALTH_PORT)) {
-        match values::own_port(value.to_string_lossy().trim()) {
-            Ok(address) => health = Some(address),
-            Err(_) => refused(HEALTH_PORT, &value, "not a port"),
-        }
+    Ok(WatchOptions { limits: HangLimits { progress, uninterruptible }, timers })
+}
+
+pub(super) fn health(settings: &Settings<'_>, warnings: &mut Vec<String>) -> Result<Option<SocketAddr>, UsageError> {
+    let given = settings.parsed("health-port", values::own_port)?;
+    let (None, Some(value)) = (given, settings.env(HEALTH_PORT)) else { return Ok(given) };
+    let read = values::own_port(value.to_string_lossy().trim());
+    if read.is_err() {
+        warnings.push(refused(HEALTH_PORT, &value, "not a port"));
     }
-    Ok(WatchOptions { limits: HangLimits { progress, uninterruptible }, timers, health })
+    Ok(read.ok())
 }

@@ -1,36 +1,41 @@
-//! The flags for how this agent and the others of its job reach each other: where it listens, TLS, and whether it may
-//! serve a store to everybody.
+//! The flags for how this agent and the others of its job reach each other: its address, where it listens, TLS, and
+//! whether it may serve a store to everybody.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use elastic_rendezvous::job::Endpoint;
 use elastic_store::tls::TlsFiles;
 
 use super::error::{Refusal, UsageError};
 use super::flags::Settings;
 use super::values;
-use crate::machine::address::names_loopback;
+use crate::machine::address::NetworkOptions;
+use crate::store::choice::{StoreChoice, StoreOptions};
 
 /// The flags of mutual TLS.
 const FILES: [&str; 3] = ["peer-cert", "peer-key", "peer-ca"];
 
-/// How other agents are reached, and reach this one.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct PeerOptions {
-    /// The address on which this agent listens for other nodes. None: a loopback address that it advertises, else all.
-    pub bind: Option<IpAddr>,
-    /// The port on which it listens for other agents. 0: the kernel picks one.
-    pub port: u16,
-    /// Mutual TLS with other agents and coordinators, and to the store that one of them serves.
-    pub tls: Option<TlsFiles>,
-    /// Whether a store may be served, without TLS, to every host that reaches it.
-    pub insecure: bool,
+pub(super) fn read(settings: &Settings<'_>) -> Result<NetworkOptions, UsageError> {
+    let (bind, port) = settings.parsed("peer-port", bound_port)?.unwrap_or_default();
+    Ok(NetworkOptions {
+        local_addr: settings.parsed("local-addr", values::address)?,
+        pin_interface: settings.switch("pin-interface")?,
+        bind,
+        port,
+        tls: tls(settings)?,
+        insecure: settings.switch("insecure")?,
+    })
 }
 
-pub(super) fn read(settings: &Settings<'_>) -> Result<PeerOptions, UsageError> {
-    let (bind, port) = settings.parsed("peer-port", bound_port)?.unwrap_or_default();
-    Ok(PeerOptions { bind, port, tls: tls(settings)?, insecure: settings.switch("insecure")? })
+/// The address that peers use, if the command line says it.
+pub(super) fn local_addr(network: &NetworkOptions, store: &StoreOptions) -> Option<String> {
+    // With static, node 0 is reached at the address that --master-addr gives.
+    let named = match &store.choice {
+        StoreChoice::Hosted { endpoint, .. } if store.place == Some(0) => Some(endpoint.host.clone()),
+        _ => None,
+    };
+    let bound = network.bind.filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string());
+    network.local_addr.clone().or(named).or(bound)
 }
 
 fn tls(settings: &Settings<'_>) -> Result<Option<TlsFiles>, UsageError> {
@@ -61,18 +66,5 @@ fn bound_port(text: &str) -> Result<(Option<IpAddr>, u16), Refusal> {
             Err(Refusal::new("it is no address with a port", "write for example 10.0.0.1:7000 or [::1]:7000"))
         }
         Err(_) => Ok((None, values::port(text)?)),
-    }
-}
-
-impl PeerOptions {
-    /// Whether every host that reaches it can use a store that this agent serves there, and no flag allows that.
-    pub(super) fn leaves_open(&self, store: &Endpoint) -> bool {
-        let bound_here = self.bind.is_some_and(|ip| ip.is_loopback());
-        self.tls.is_none() && !self.insecure && !bound_here && !names_loopback(&store.host)
-    }
-
-    /// The address that peers use, unless another is given.
-    pub(super) fn advertised(&self) -> Option<String> {
-        self.bind.filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string())
     }
 }
