@@ -5,14 +5,10 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, ensure};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 const LAUNCHES: usize = 20;
 const RECOVERIES: usize = 7;

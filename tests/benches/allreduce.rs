@@ -4,12 +4,10 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout};
 
 use anyhow::{Context, Result};
-use elastic_tests::processes::binary;
-use elastic_tests::torch::{self, Torch};
+use elastic_tests::prelude::*;
 
 const RANKS: [usize; 2] = [2, 4];
 const BYTES: [usize; 3] = [1024, 1 << 20, 64 << 20];

@@ -4,11 +4,8 @@
 
 #![allow(clippy::print_stdout)]
 
-use std::fs::File;
+use elastic_tests::prelude::*;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use elastic_trainer::checkpoint::Checkpoints;

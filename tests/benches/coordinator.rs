@@ -4,17 +4,10 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result};
-use elastic_rendezvous::job::{FailureClass, JobId, Keys, LeaderRecord, Spec, Timings, Versioned};
-use elastic_store::Store;
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_rendezvous::job::Timings;
 use elastic_tests::http::get;
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
-use elastic_tests::processes::{Process, output};
+use elastic_tests::prelude::*;
 use elastic_tests::processor::{memory_kb, process};
 
 const WITHIN: Duration = Duration::from_secs(120);

@@ -5,11 +5,9 @@
 
 mod step;
 
+use elastic_tests::prelude::*;
 use std::io::{BufRead, BufReader, Write, sink};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 use elastic_proto::worker::{Assignment, FromWorker, ToWorker};

@@ -4,18 +4,12 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
-
 use anyhow::{Context, Result};
-use elastic_rendezvous::job::{FailureClass, JobId, Keys, Spec, Timings};
+use elastic_rendezvous::job::Timings;
 use elastic_rendezvous::time::Time;
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_store::{Op, OpResult, Store, Txn};
+use elastic_store::OpResult;
 use elastic_tests::counting_store::CountingStore;
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35};
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
+use elastic_tests::prelude::*;
 use elastic_tests::processor::process;
 use elastic_tests::rack::Rack;
 

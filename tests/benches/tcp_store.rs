@@ -4,17 +4,13 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
-use elastic_tests::torch::{Torch, TorchServer};
+use elastic_tests::prelude::*;
+use elastic_tests::torch::TorchServer;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 const CLIENTS: [usize; 4] = [1, 8, 64, 256];

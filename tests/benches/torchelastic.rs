@@ -6,17 +6,9 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::torch::Torch;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 const TIMES: usize = 3;
 const NODES: usize = 2;

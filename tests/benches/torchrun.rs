@@ -5,17 +5,10 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, bail, ensure};
-use elastic_tests::percentile::percentile;
-use elastic_tests::processes::binary;
-use elastic_tests::torch::Torch;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 const LAUNCHES: usize = 5;
 const RECOVERIES: usize = 3;

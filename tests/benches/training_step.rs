@@ -6,10 +6,10 @@
 mod step;
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{ChildStdin, ChildStdout};
 
 use anyhow::{Context, Result};
-use elastic_tests::torch::{self, Torch};
+use elastic_tests::prelude::*;
 use elastic_trainer::model::gpt::Size;
 use elastic_trainer::model::{Gpt, Mlp, Model};
 use step::{GPTS, MLP, Run, Shards};

@@ -1,15 +1,7 @@
 //! The Python package: its sampler, its end of the worker socket under real agents, and the wheel; and the runner of
 //! the GPU kit. Needs no PyTorch.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-
-use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 fn package() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("agent/python")

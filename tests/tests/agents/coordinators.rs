@@ -1,18 +1,8 @@
 //! A job that trains on three members of etcd with TLS and users, led by two replicas of the coordinator. Each
 //! is killed at each phase of a round; and then both, and etcd's leader.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use elastic_rendezvous::job::{Keys, LeaderRecord, Versioned};
-use elastic_store::etcd::{EtcdStore, EtcdTls, EtcdUser, Secret};
-use elastic_store::{Event, Scope, Store, WatchUpdate};
-use elastic_tests::agents::{Agent, Job, json_lines};
-use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions};
-use elastic_tests::processes::{Process, binary};
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use elastic_store::Event;
+use elastic_tests::prelude::*;
 
 use super::live::{self, number, undisturbed, workers};
 

@@ -1,9 +1,6 @@
 //! As many agents of one job as this machine holds.
 
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Agent, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::prelude::*;
 use elastic_tests::processor::memory_kb;
 
 const AGENTS: u32 = 200;

@@ -1,11 +1,6 @@
 //! Nodes that come and go as planned, nodes of several sizes, and spares.
 
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 #[tokio::test]
 async fn a_job_grows_shrinks_and_grows_again() {

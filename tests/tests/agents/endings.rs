@@ -1,7 +1,6 @@
 //! How jobs end, and what their ids mean afterwards.
 
-use elastic_tests::agents::{AT_ONCE, JOB_FAILED, Job, LEASE, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::prelude::*;
 
 #[tokio::test]
 async fn a_spent_budget_ends_the_job_everywhere_with_one_cause() {

@@ -1,9 +1,6 @@
 //! Nodes that get no place: since they failed again and again, or since an operator says so.
 
-use elastic_tests::agents::{Agent, Job, LIMIT, Round, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::output;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 /// What elasticctl says on both streams, and whether it was done.
 async fn ctl(etcd: &EtcdServer, args: &[&str]) -> (bool, String) {

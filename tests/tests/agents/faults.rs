@@ -1,11 +1,6 @@
 //! Agents, workers and etcd that die or freeze, in a job of three agents that continues.
 
-use std::time::Duration;
-
-use elastic_tests::agents::{AT_ONCE, Agent, Job, LEASE, LIMIT, Round, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 /// A job of three nodes, running. The first leads.
 async fn three(etcd: &EtcdServer, job: &Job) -> ([Agent; 3], Round) {

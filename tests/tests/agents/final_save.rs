@@ -1,15 +1,7 @@
 //! The final save: when a job ends, an agent has the newest snapshot in memory saved and commits it, and the job's next
 //! start continues from there.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
-
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 use crate::agents::live::{number, workers};
 

@@ -1,11 +1,7 @@
 //! GPUs that a process of an earlier round still holds, and what `/metrics` tells of GPUs. A stand-in for NVIDIA's
 //! library, compiled here, lists the GPUs, so the machine needs none. These tests do not show how a real driver behaves.
 
-use std::process::{Child, Command, Stdio};
-
-use elastic_tests::agents::{Job, LIMIT};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 use tokio::time::timeout;
 
 use crate::agents::hosted::endpoint;

@@ -1,11 +1,6 @@
 //! Jobs without etcd: an agent serves the store, or a single node needs none.
 
-use std::time::Duration;
-
-use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
-use elastic_tests::etcd::free_port;
-use elastic_tests::proxy::FaultProxy;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 /// The flag for an address on which nothing listens yet.
 pub(crate) fn endpoint() -> String {

@@ -1,20 +1,11 @@
 //! Training that continues through changes of its group: survivors keep their processes and what they hold in memory.
 
-use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
-use elastic_tests::agents::{Agent, Job, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -1,15 +1,9 @@
 //! `elasticctl logs`: the workers' output, read through the agents by those who know the job's secret.
 
-use std::time::Duration;
-
 use elastic_node::logs::{LogQuery, LogStream, LogsError, READERS, open};
 use elastic_proto::logs::LogsReply;
-use elastic_rendezvous::job::{Endpoint, JobId, JobSecret, Keys, NodeId};
-use elastic_store::{Op, Store, Txn};
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::{Process, output};
-use elastic_tests::wait::{eventually, within};
+use elastic_rendezvous::job::JobSecret;
+use elastic_tests::prelude::*;
 
 /// Prints a line to each stream, waits for the file of its restart, prints another line, and fails the first time.
 const WORKER: &str = r#"

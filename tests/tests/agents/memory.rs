@@ -1,8 +1,6 @@
 //! Memory that agents keep for their workers: a job continues from it when all workers die at once.
 
-use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 use crate::agents::final_save::{begun_after, ends_as_undisturbed, kill_all_workers, last, newest_round, training_job};
 

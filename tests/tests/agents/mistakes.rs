@@ -1,14 +1,6 @@
 //! What people get wrong: one clear message and an exit code that is not zero, in bounded time.
 
-use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
-use std::sync::Arc;
-use std::time::Duration;
-
-use elastic_rendezvous::job::Keys;
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::{binary, output};
+use elastic_tests::prelude::*;
 
 use crate::agents::quiescing::{job_on, places, round, touch};
 

@@ -1,15 +1,7 @@
 //! Training on GPUs that sums over NCCL, through changes of its group. The GPU and NCCL are doubles: these tests say
 //! nothing about real ones.
 
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
-
-use elastic_tests::agents::{Agent, Job, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 use crate::agents::double::{cache, driver, prefix};
 use crate::agents::live::{Worker, workers};

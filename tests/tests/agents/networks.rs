@@ -3,12 +3,8 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
-use std::process::Command;
 
-use elastic_tests::agents::{Agent, Job, LIMIT, exits};
-use elastic_tests::requirement::skip;
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 use crate::agents::peer_tls::Pki;
 use crate::agents::python::{noted, python};

@@ -1,15 +1,8 @@
 //! What a failed job tells: the root cause, the same from every agent, and the logs it leaves.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LEASE, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 /// The last line that an agent with `--report=json` printed.
 fn json(agent: &Agent) -> Value {

@@ -1,10 +1,6 @@
 //! Jobs that an operator pauses: all workers end, agents stay, and the job continues where it was.
 
-use elastic_tests::agents::{Agent, Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::output;
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use crate::agents::preemption::COMMITS;
 use crate::agents::python::python;

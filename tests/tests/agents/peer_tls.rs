@@ -1,15 +1,6 @@
 //! Mutual TLS among agents and coordinators, with certificates that `elasticctl certs` makes.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::Output;
-use std::time::Duration;
-
-use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::{Process, output};
-use elastic_tests::wait::eventually;
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 use super::hosted::endpoint;
 

@@ -1,13 +1,7 @@
 //! Nodes that are asked to leave: the others hear of it at once, workers get the signal and time to save, and the next
 //! round waits for nothing else.
 
-use std::time::{Duration, Instant, SystemTime};
-
-use elastic_tests::agents::{AT_ONCE, Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::output;
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 use crate::agents::python::{noted, python};
 

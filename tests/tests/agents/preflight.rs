@@ -1,11 +1,6 @@
 //! Machines that are checked before their node joins. The GPUs are a stand-in's: see `gpus`.
 
-use std::process::Command;
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Agent, Job, LIMIT};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::requirement::skip;
+use elastic_tests::prelude::*;
 
 use crate::agents::gpus::with_library;
 

@@ -1,9 +1,6 @@
 //! How far a job has come: told by its workers, kept in the store, shown by `elasticctl`.
 
-use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::output;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 use super::python::python;
 use super::watchdog::get;

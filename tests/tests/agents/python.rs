@@ -1,6 +1,6 @@
 //! Workers in Python that use only its standard library, for tests whose workers do more than wait.
 
-use elastic_tests::agents::Job;
+use elastic_tests::prelude::*;
 
 /// What every such worker can do: write notes to the job's folder, write down its rank and node, and talk to its agent.
 const PRELUDE: &str = r#"

@@ -1,14 +1,7 @@
 //! Workers that know about rounds: which of them keep their process when the group changes. They are written in Python
 //! and use only its standard library, as users may write them.
 
-use std::collections::BTreeMap;
-use std::time::Instant;
-
-use elastic_tests::agents::{Job, LEASE, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 /// Writes down each assignment that it gets. Files tell it whether to know about rounds, and whether to quiesce.
 const WORKER: &str = r#"

@@ -1,10 +1,6 @@
 //! Records that someone wrote by hand, or lost: a job continues, and says what is wrong.
 
-use elastic_rendezvous::job::Keys;
-use elastic_store::{Op, Store, Txn};
-use elastic_tests::agents::{AT_ONCE, JOB_FAILED, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 #[tokio::test]
 async fn one_bad_record_leaves_no_failure_unhandled() {

@@ -1,13 +1,6 @@
 //! Checkpoints that the nodes of a job write together to a folder that they share.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Agent, Job, exits_within, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 use crate::agents::live::workers;
 

@@ -1,7 +1,7 @@
 //! A host that is short of what it takes to start workers: this costs no restart, and a node that stays short leaves.
 
-use elastic_tests::agents::{Agent, Job, LIMIT, exits};
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use elastic_tests::prelude::*;
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
 use crate::agents::hosted::endpoint;
 

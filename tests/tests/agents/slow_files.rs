@@ -1,12 +1,6 @@
 //! File systems on which a program takes long to start and a folder long to make: an agent continues meanwhile.
 
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 /// Replaces two functions of the C library: `execvp` by the guard's child, and `mkdir` of an attempt's folder, take
 /// this many seconds.

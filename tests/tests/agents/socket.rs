@@ -1,9 +1,6 @@
 //! A worker in another language that uses only its standard library, and speaks to its agent over the socket.
 
-use elastic_tests::agents::{Agent, Job, LEASE, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 /// Registers, tells its progress, meets its peers, and commits a checkpoint; what it hears goes to a file.
 const WORKER: &str = r#"

@@ -1,12 +1,6 @@
 //! Spare hosts that several jobs share.
 
-use std::path::Path;
-
-use elastic_tests::agents::{Agent, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 struct Scene {
     etcd: EtcdServer,

@@ -1,9 +1,6 @@
 //! Nodes with fixed ranks, which meet at the agent of node 0: `--rdzv-backend=static`.
 
-use std::net::TcpListener;
-
-use elastic_tests::agents::{Job, LIMIT, exits};
-use elastic_tests::etcd::free_port;
+use elastic_tests::prelude::*;
 
 fn job(nnodes: &str) -> Job {
     Job::met_by(&["--master_addr=127.0.0.1", &format!("--master_port={}", free_port())], nnodes)

@@ -1,12 +1,6 @@
 //! Real training under agents: what a checkpoint saves when nodes die.
 
-use std::time::Duration;
-
-use elastic_tests::agents::{Job, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::wait::eventually;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 const LONG: Duration = Duration::from_secs(60);
 

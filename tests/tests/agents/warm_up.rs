@@ -1,10 +1,6 @@
 //! `--warm-up`: workers that are started before their node joins.
 
-use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 use crate::agents::quiescing::{job_on, kill, of, pid, places, round, touch};
 

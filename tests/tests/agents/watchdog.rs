@@ -1,14 +1,7 @@
 //! Workers that hang: found by missing progress, by timers of their own, or by what the kernel says; their stacks kept,
 //! the workers ended and started again.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::agents::python::{noted, python};

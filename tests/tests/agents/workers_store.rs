@@ -1,11 +1,10 @@
 //! The store that workers find each other through, as the agents serve it.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::Ipv4Addr;
 
 use elastic_agent::for_tests::{ADMITTED, INTRODUCTION, Known, NONCE};
-use elastic_tests::agents::{Job, LIMIT, Round, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::prelude::*;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 /// A client as torch up to 2.0 is one: it needs no greeting.

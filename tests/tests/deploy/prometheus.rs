@@ -2,20 +2,9 @@
 //! What each alert needs to fire, minute by minute, is in `deploy/prometheus/alerts_test.yaml`, not here.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::{Duration, Instant};
 
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::{Process, binary, output};
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use futures::future::join_all;
-use rustix::process::Signal;
-use serde_json::Value;
-use tempfile::TempDir;
 
 use super::alerts::alerts;
 use super::deploy;

@@ -1,18 +1,12 @@
 //! Who speaks in the name of a node on the port for peers, without the job's secret.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use elastic_proto::pulse::pulse_client::PulseClient;
 use elastic_proto::pulse::{Beat, MemberMessage};
-use elastic_tests::agents::{Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::Process;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use futures::StreamExt;
 use futures::future::join_all;
-use rustix::process::Signal;
 use tokio::task::JoinHandle;
 
 use crate::hostile::floods::hello;

@@ -8,12 +8,7 @@ use elastic_proto::jobs::{
     JobState, JobSummary, ListRequest, MeRequest, Pause, Resume, Set, Undrain, Via, WatchAllRequest, WatchReply,
     WatchRequest,
 };
-use elastic_rendezvous::job::FailureClass;
-use elastic_store::Op;
-use elastic_tests::etcd::Certs;
-use elastic_tests::processes::Process;
-use elastic_tests::wait::eventually;
-use serde_json::{Value, json};
+use elastic_tests::prelude::*;
 use tokio::time::timeout;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};

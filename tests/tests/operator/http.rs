@@ -1,15 +1,6 @@
 //! What a coordinator serves over HTTP: the JSON API, and the page in a real browser.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-use elastic_rendezvous::job::FailureClass;
-use elastic_store::Op;
-use elastic_tests::in_process::InProcessNode;
-use elastic_tests::processes::Process;
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 use tokio::process::Command;
 
 use super::{Scene, WITHIN, http, succeed};

@@ -10,18 +10,10 @@ mod retention;
 mod top;
 mod users;
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use elastic_node::Parting;
 use elastic_rendezvous::End;
-use elastic_rendezvous::job::{FailureClass, JobId, Keys, LeaderRecord, RoundRecord, Spec, Versioned};
-use elastic_store::Store;
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
-use elastic_tests::processes::{Process, output};
-use elastic_tests::wait::eventually;
+use elastic_rendezvous::job::RoundRecord;
+use elastic_tests::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const WITHIN: Duration = Duration::from_secs(20);

@@ -2,13 +2,7 @@
 //! and go. `make test` runs a few of these pairs, in which each script, each means and each kind of change has a part;
 //! `make test-torch-matrix` runs all.
 
-use std::net::TcpStream;
-
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use crate::pytorch::trace::{
     LIMIT, Line, continues, finish, last_epoch, lines, resumes_what_was_saved, used_once, works,

@@ -1,9 +1,6 @@
 //! Snapshots in the agent's memory: training whose workers all die continues from there.
 
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::torch::{Torch, script};
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 use crate::pytorch::trace::{LIMIT, Line, lines, works};
 

@@ -2,13 +2,9 @@
 //! each sample is used once.
 
 use std::cell::{Ref, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use elastic_tests::agents::{Job, json_lines};
+use elastic_tests::prelude::*;
 use elastic_tests::trace::Tail;
-use elastic_tests::wait::eventually;
-use serde_json::Value;
 
 /// Several processes import PyTorch meanwhile, on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);

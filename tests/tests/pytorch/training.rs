@@ -1,9 +1,6 @@
 //! What single scripts have of their own: checkpoints that lie on one node alone, and checkpoints in shards.
 
-use elastic_tests::agents::{Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 use crate::pytorch::trace::{LIMIT, continues, finish, last_epoch, lines, resumes_what_was_saved, used_once, works};
 

@@ -1,17 +1,8 @@
 //! An artificial later release: one that speaks a version that ours does not, or adds what ours does not know.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use elastic_rendezvous::job::{JobId, Keys, Protocols, Release, Spec};
-use elastic_store::{Op, Store, Txn};
-use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
+use elastic_rendezvous::job::{Protocols, Release};
+use elastic_tests::prelude::*;
 use elastic_tests::previous_release::PreviousRelease;
-use elastic_tests::processes::{Process, output};
-use elastic_tests::wait::eventually;
-use serde_json::{Value, json};
 
 use super::Build;
 

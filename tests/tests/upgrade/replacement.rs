@@ -1,13 +1,7 @@
 //! Programs of the two releases in one job: as leader and members, one replaced by the other while the job trains.
 
-use std::collections::BTreeSet;
-
-use elastic_tests::agents::{AT_ONCE, Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::prelude::*;
 use elastic_tests::previous_release::PreviousRelease;
-use elastic_tests::processes::{Process, binary};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
 
 use super::{Build, LEFT};
 use crate::agents::live::{self, number, undisturbed};

@@ -1,12 +1,8 @@
 //! What operators ask of a job, by the `elasticctl` of one release, where the other leads.
 
-use elastic_rendezvous::job::{Desired, Keys};
-use elastic_store::{Op, Store, Txn};
-use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_rendezvous::job::Desired;
+use elastic_tests::prelude::*;
 use elastic_tests::previous_release::PreviousRelease;
-use elastic_tests::processes::{binary, output_of};
-use elastic_tests::wait::eventually;
 
 use super::{Build, LEFT};
 

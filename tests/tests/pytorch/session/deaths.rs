@@ -2,16 +2,7 @@
 //! group of four: what stops and does not die, leaves, comes, and an etcd that is away. `make chaos` runs all of it,
 //! `make test` some.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Agent, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::output;
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use elastic_tests::prelude::*;
 
 use super::fake_nccl;
 use super::promises::{all_agree, each_sample_once_an_epoch, no_step_is_lost, result};

@@ -4,17 +4,8 @@ mod deaths;
 mod promises;
 mod replicas;
 
-use std::collections::BTreeSet;
-use std::net::TcpListener;
-use std::path::PathBuf;
-
 use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
-use elastic_tests::agents::{Agent, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::requirement::skip;
-use elastic_tests::torch::{Torch, script};
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 use crate::pytorch::trace::{LIMIT, Line, lines, works};
 use promises::{each_sample_once_an_epoch, result};

@@ -1,12 +1,6 @@
 //! Replicas of a sharded model, one on each node, whose workers live and die together.
 
-use std::collections::BTreeSet;
-
-use elastic_tests::agents::{Agent, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use super::promises::{each_sample_once_an_epoch, result};
 use super::{SCRIPT, finish, first_step, kill, last_step, meet_without_agents};
