@@ -37,10 +37,8 @@ fn compare(name: &str, network: &Network) -> Result<()> {
             times.push(step(bucket, network)?);
         }
     }
-    for (bucket, times) in BUCKETS_MB.iter().zip(&mut times) {
-        times.sort_by(f64::total_cmp);
-        let (median, least, most) = (times[REPETITIONS / 2], times[0], times[REPETITIONS - 1]);
-        println!("{name}   --bucket-mb {bucket:>2}   {median:.0} ({least:.0}–{most:.0})");
+    for (bucket, times) in BUCKETS_MB.iter().zip(&times) {
+        println!("{name}   --bucket-mb {bucket:>2}   {:.0}", Spread::of(times));
     }
     Ok(())
 }

@@ -17,12 +17,14 @@ pub use serde_json::{Value, json};
 pub use tempfile::TempDir;
 
 pub use crate::agents::{
-    AT_ONCE, Agent, JOB_FAILED, Job, LEASE, LIMIT, Round, Worker, exits, exits_within, json_lines,
+    AT_ONCE, Agent, JOB_FAILED, Job, LEASE, LEFT, LIMIT, Round, Worker, exits, exits_within, json_lines,
 };
 pub use crate::etcd::{Certs, EtcdCluster, EtcdOptions, EtcdServer, etcd35, free_port, signed_tokens, version_server};
 pub use crate::in_process::{InProcessNode, quick_spec, start_node};
-pub use crate::percentile::percentile;
-pub use crate::processes::{Process, binary, output, output_of, remove_settings};
+pub use crate::percentile::{Spread, percentile};
+pub use crate::processes::{
+    Process, binary, compile_library, ctl, ctl_ok, fake_nvml, output, output_of, printed, remove_settings, send,
+};
 pub use crate::proxy::FaultProxy;
 pub use crate::requirement::skip;
 pub use crate::torch::{self, Torch, script};

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::PoisonError;
 
 use anyhow::{Context, Result};
+use elastic_tests::prelude::*;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answers {

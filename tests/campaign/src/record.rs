@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::{Read, Seek, Write};
 
 use anyhow::{Context, Result};
+use elastic_tests::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::scene::Stage;

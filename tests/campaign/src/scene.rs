@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use elastic_rendezvous::job::{Phase as Says, RoundState};
+use elastic_tests::prelude::*;
 
 use super::cluster::Cluster;
 use super::coordinator::Coordinator;

@@ -9,6 +9,7 @@ use std::fmt::Write;
 use anyhow::{Context, Result, bail, ensure};
 use elastic_rendezvous::job::RoundState;
 use elastic_rendezvous::job::history::KEPT;
+use elastic_tests::prelude::*;
 use etcd_client::GetOptions;
 
 use super::checker::{self, Broken};

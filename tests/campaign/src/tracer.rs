@@ -3,6 +3,7 @@
 use std::fs::DirEntry;
 
 use anyhow::{Context, Result, ensure};
+use elastic_tests::prelude::*;
 
 use super::hosts::send;
 

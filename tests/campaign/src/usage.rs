@@ -1,6 +1,8 @@
 //! What the processes of a job use, and whether that grows. Memory is what a process has for itself alone: what files and
 //! shared memory it has mapped is not counted.
 
+use elastic_tests::prelude::*;
+
 /// What was in use at one time, by name: `agent memory KiB`. Of several processes of a kind, the one with the most.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sample(pub BTreeMap<String, f64>);

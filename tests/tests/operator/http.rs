@@ -18,11 +18,7 @@ struct Served {
 
 impl Served {
     async fn start() -> Served {
-        let store = ["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"];
-        let args = [&store[..], &["--http", "127.0.0.1:0", "--http-jobs"]].concat();
-        let coordinator = Process::start("elastic-coordinator", &args);
-        let page = coordinator.says("http://", WITHIN).await;
-        let scene = Scene::at(&coordinator.says("address=", WITHIN).await, 2, 2);
+        let (coordinator, page, scene) = Scene::embedded(2, 2).await;
         let [mut a, b] = scene.nodes(["a", "b"]).await;
         b.fail(FailureClass::Own, MESSAGE);
         a.runs(2, 2, WITHIN).await.unwrap();

@@ -43,7 +43,7 @@ impl Line {
 }
 
 pub(crate) fn lines(job: &Job) -> Vec<Line> {
-    json_lines(&job.path("trace")).into_iter().map(Line).collect()
+    job.lines("trace").into_iter().map(Line).collect()
 }
 
 /// A long trace. Each look reads only what is new.
@@ -84,9 +84,15 @@ pub(crate) async fn works(job: &Job, event: &str, round: u64, size: u64) -> u64 
     .await
 }
 
+/// Sees all agents end with this code.
+pub(crate) async fn ended(agents: &mut [Agent], code: i32) {
+    let codes = exits_within(LIMIT, agents).await;
+    assert!(codes.iter().all(|&one| one == code), "{codes:?}");
+}
+
 /// Lets the scripts come to their end.
 pub(crate) fn finish(job: &Job) {
-    std::fs::write(job.path("finish"), "").unwrap();
+    job.write("finish", "");
 }
 
 /// Checks that each round continued from what had been reported before it, `unit` by `unit`: from the one after the

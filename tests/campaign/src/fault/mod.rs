@@ -2,6 +2,8 @@
 
 mod all;
 
+use std::time::Duration;
+
 use rustix::process::Resource;
 
 use super::hosts::Cut;
