@@ -181,7 +181,7 @@ bench-torchft: ## Kills workers of a session, of torchft and of torchrun, and ti
 	cargo build --locked --release --package elastic-agent --bins
 	AGENT=$(RELEASE)/elastic-agent .torchft/bin/python tests/pytorch/bench_kills.py
 
-simulate: ## Runs SEEDS schedules of the simulation, starting with seed FROM, and names each seed that fails: 100,000 take an hour
+simulate: ## Runs SEEDS schedules of the simulation, starting with seed FROM, names each that fails and shrinks the first: 100,000 take an hour
 	ELASTIC_SEEDS=$(SEEDS) ELASTIC_FROM=$(FROM) cargo test --release --locked --package elastic-simulation --test simulation search -- --ignored --nocapture
 
 model: ## Searches the protocol's model deeply, after a change of the protocol: takes minutes

@@ -1,17 +1,12 @@
-//! Makes the mutated machines: copies the machines and the simulation, and puts every fault of the list in, each behind
-//! a switch. So all of them are built once, and the sources that ship hold nothing of it.
+//! Makes the mutated machines: copies the machines and the simulation, and puts in every fault that a comment of the
+//! machines names, each behind a switch. So all of them are built once, and the sources that ship hold only comments.
 
 #![allow(clippy::expect_used, clippy::panic)]
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-#[path = "src/list.rs"]
-#[allow(dead_code, unreachable_pub)]
-mod list;
-
-use list::MUTANTS;
 
 /// Batches so small that a handful of nodes needs several.
 const SMALL: [(&str, &str); 2] = [
@@ -22,28 +17,29 @@ const SMALL: [(&str, &str); 2] = [
 /// Modules of the machines' crate that have no mutants, and are used unchanged: values that other crates share.
 const REAL: [&str; 3] = ["job", "kv", "time"];
 
+/// A fault in one line.
+struct Mutant {
+    /// Its name, and its test's. A fault in two lines has two comments with one name.
+    name: String,
+    /// The file and the line of the comment.
+    place: String,
+    /// A text that the next line has once.
+    from: String,
+    /// An expression that takes its place while the mutant is switched on; or, if it contains `ON`, the text that always
+    /// does. `ON` is true while the mutant is switched on.
+    to: String,
+}
+
 fn main() {
     let here = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
     let (machines, simulation) = (here.join("../rendezvous/src"), here.join("tests/simulation"));
-    for watched in [&machines, &simulation, &here.join("src/list.rs")] {
+    for watched in [&machines, &simulation] {
         println!("cargo::rerun-if-changed={}", watched.display());
     }
-    let mut applied = 0;
-    copy(&machines, &out.join("machines"), &mut |file, mut source| {
-        for mutant in MUTANTS.iter().filter(|mutant| mutant.file == file) {
-            let found = source.matches(mutant.from).count();
-            assert!(
-                found == 1,
-                "the mutant {} is to change coordinator/rendezvous/src/{file} at\n\n{}\n\nwhich is there {found} \
-                 times: bring coordinator/simulation/src/list.rs up to date",
-                mutant.name,
-                mutant.from
-            );
-            let switch = format!("crate::on({:?})", mutant.name);
-            source = source.replacen(mutant.from, &mutant.to.replace("ON", &switch), 1);
-            applied += 1;
-        }
+    let mut mutants = Vec::new();
+    copy(&machines, &out.join("machines"), &mut |file, source| {
+        let mut source = mutated(file, &source, &mut mutants);
         for (from, to) in SMALL {
             source = source.replace(from, to);
         }
@@ -58,7 +54,6 @@ fn main() {
             .replace("#[cfg(not(test))]\n", "")
             .replace("#![forbid(unsafe_code)]\n", "")
     });
-    assert!(applied == MUTANTS.len(), "a mutant names a file that is not under coordinator/rendezvous/src/");
     copy(&simulation, &out.join("simulation"), &mut |_, source| {
         source
             .replace("elastic_rendezvous::", "crate::machines::")
@@ -75,16 +70,51 @@ fn main() {
     }
     fs::write(out.join("modules.rs"), modules).expect("OUT_DIR can be written");
 
-    let mut tests = String::new();
-    for mutant in MUTANTS.iter().filter(|mutant| !mutant.what.is_empty()) {
-        writeln!(tests, "#[test]\nfn {}() {{\n    crate::found({:?});\n}}", mutant.name, mutant.name)
-            .expect("a string takes all");
+    let mut table = "const MUTANTS: &[[&str; 4]] = &[\n".to_owned();
+    for Mutant { name, place, from, to } in &mutants {
+        writeln!(table, "    [{name:?}, {place:?}, {from:?}, {to:?}],").expect("a string takes all");
     }
+    fs::write(out.join("table.rs"), table + "];\n").expect("OUT_DIR can be written");
+    let names: BTreeSet<&String> = mutants.iter().map(|mutant| &mutant.name).collect();
+    let tests: String =
+        names.iter().map(|name| format!("#[test]\nfn {name}() {{\n    crate::found({name:?});\n}}\n")).collect();
     fs::write(out.join("tests.rs"), tests).expect("OUT_DIR can be written");
 }
 
 fn module(name: &str, file: &Path) -> String {
     format!("#[path = {:?}]\nmod {name};\n", file.display())
+}
+
+/// A source with the mutants put in that its comments name.
+fn mutated(file: &str, source: &str, mutants: &mut Vec<Mutant>) -> String {
+    let (mut out, mut waiting) = (String::new(), Vec::new());
+    for (number, line) in source.lines().enumerate() {
+        let place = format!("coordinator/rendezvous/src/{file}:{}", number + 1);
+        if let Some(mark) = line.trim_start().strip_prefix("// mutant ") {
+            let parts = mark.split_once(": ").and_then(|(name, change)| Some((name, change.split_once(" => ")?)));
+            let Some((name, (from, to))) = parts else {
+                panic!("{place} is no mutant: write `// mutant NAME: FROM => TO`")
+            };
+            waiting.push(Mutant { name: name.to_owned(), place, from: from.to_owned(), to: to.to_owned() });
+            continue;
+        }
+        let mut line = line.to_owned();
+        for mutant in waiting.drain(..) {
+            let Mutant { name, place, from, to } = &mutant;
+            let found = line.matches(from.as_str()).count();
+            assert!(found == 1, "{place}: the mutant {name} changes `{from}`, which the next line has {found} times");
+            let switch = format!("crate::on({name:?})");
+            let changed = match to.contains("ON") {
+                true => to.replace("ON", &switch),
+                false => format!("(if {switch} {{ {to} }} else {{ {from} }})"),
+            };
+            line = line.replacen(from.as_str(), &changed, 1);
+            mutants.push(mutant);
+        }
+        out += &line;
+        out.push('\n');
+    }
+    out
 }
 
 /// Copies a folder. `change` gets each file's path within the folder and its text, and returns the new text.

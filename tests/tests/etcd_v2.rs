@@ -5,7 +5,7 @@ use elastic_node::Membership;
 use elastic_node::Status;
 use elastic_node::requests::barrier::BarrierError;
 use elastic_tests::prelude::*;
-use elastic_torchelastic::etcd_v2::{Answer, Entry, EtcdV2, Keyspace, News, Only, Refusal, Request};
+use elastic_torchelastic::etcd_v2::{Answer, Entry, EtcdV2, News, Only, Refusal, Request};
 use elastic_torchelastic::{Paths, meet_on_v2};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

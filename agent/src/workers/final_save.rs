@@ -17,6 +17,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 
 use crate::machine::parent::ends_with_parent;
+use crate::workers::checkpoints::record_of;
 use crate::workers::snapshot_memory::Left;
 
 /// How long the workers' program may take to save the snapshots. If the disk is too slow for that, they are lost.
@@ -110,7 +111,7 @@ impl FinalSave {
         if printed.trim().is_empty() {
             return Ok(None);
         }
-        let Ok(saved) = serde_json::from_str::<Checkpoint>(printed.trim()) else {
+        let Ok(saved) = serde_json::from_str(printed.trim()).map(record_of) else {
             return Err(SaveError::Printed { program, printed });
         };
         checkpoint::commit_last(&*self.store, &self.keys, &self.node, self.seat, saved.clone()).await?;

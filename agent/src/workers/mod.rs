@@ -2,6 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`checkpoints`] | checkpoints as workers send them and as the job's records hold them |
 //! | [`command`] | the workers' command line |
 //! | [`environment`] | the workers' environment |
 //! | [`final_save`] | saving, at the job's end, the snapshots that workers left in memory |
@@ -16,6 +17,7 @@
 //! | [`warm_up`] | starting workers before the node joins |
 //! | [`watchdog`] | hangs: deadlines, timers, uninterruptible waits, stacks |
 
+pub(crate) mod checkpoints;
 pub(crate) mod command;
 pub(crate) mod environment;
 pub(crate) mod final_save;

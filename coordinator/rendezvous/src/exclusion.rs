@@ -63,6 +63,7 @@ impl KnownFaults {
 /// Whether this failure excludes its node, if enough others are there.
 pub(super) fn is_due(faults: &[Faults], node: &str, limit: u32) -> bool {
     let before = faults.iter().find(|faults| faults.node == node).map_or(0, |faults| faults.failures);
+    // mutant excluded_one_failure_too_soon: before.saturating_add(1) >= limit => before.saturating_add(2) >= limit
     limit > 0 && before.saturating_add(1) >= limit
 }
 

@@ -18,6 +18,9 @@
 //!
 //! > A node writes only its own key. The leader writes only the round. Everyone watches the round; only the leader
 //! > watches the nodes.
+//!
+//! A comment `mutant NAME: THIS => THAT` names a fault of the next line, which replaces THIS by THAT. The tests of
+//! `elastic_simulation` put it into a copy of the line, and must notice it.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]

@@ -155,6 +155,7 @@ impl View {
         if self.spec.on_store_loss == OnStoreLoss::Fence {
             return Some(self.elected);
         }
+        // mutant count_before_streams: self.roster.all_opened()?.unwrap_or(Time::ZERO) => Time::ZERO
         Some(self.roster.all_opened()?.unwrap_or(Time::ZERO).max(self.elected))
     }
 
@@ -174,7 +175,9 @@ impl View {
     /// the former leader since, not even it itself: for that each member must have answered. And what else keeps its
     /// workers alive ended with its lease, on which its key hung.
     fn former_silent_since(&self, node: &NodeId) -> Option<Time> {
+        // mutant a_successor_is_always_a_member: self.roster.has_own() => true
         let former = self.former.as_ref().filter(|former| former.node == *node && self.roster.has_own())?;
+        // mutant a_former_leader_is_past_its_fence: former.silent_since => Time::ZERO
         Some(former.silent_since)
     }
 
@@ -192,7 +195,9 @@ impl View {
         let former = self.former_silent_since(node);
         let silent_from = former.unwrap_or_else(|| self.counting_or_bound()).max(heard);
         let lost_at = (silent_from + self.spec.timings.lease_ttl).max(absent);
+        // mutant absent_is_gone: now >= lost_at => true
         if now >= lost_at {
+            // mutant lost_is_fenced: member.started => true
             let past = former.is_some() || (member.started && !self.may_be_vouched_for());
             let fate = if past { Fate::Fenced } else { Fate::Unknown };
             Liveness::Lost(fate, "its lease lapsed and it is silent")

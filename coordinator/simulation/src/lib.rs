@@ -1,22 +1,26 @@
 //! The real rendezvous machines with one fault each, in the real simulation: it must notice every one of them.
 //!
-//! A checker that misses faults proves nothing. `list.rs` names the faults, as changes of one place in the sources of
-//! `elastic_rendezvous`; the build script puts all of them in, each behind a switch; each test turns one
-//! on and plays seeds until a promise is broken. The model's mutations test the protocol itself.
+//! A checker that misses faults proves nothing. Comments `// mutant NAME: FROM => TO` in the sources of
+//! `elastic_rendezvous` name the faults; the build script puts all of them in, each behind a switch; each test turns one
+//! on and runs seeds until a promise is broken. The model's mutations test the protocol itself.
 //!
 //! ```text
 //! cargo nextest run -p elastic-simulation
-//! cargo test -p elastic-simulation table -- --ignored --nocapture    # which promise each breaks, and at which seed;
-//!                                                       # with ELASTIC_MUTANTS=NAME,… only of these
+//! cargo test -p elastic-simulation table -- --ignored --nocapture    # each mutant, which promise it breaks, at which
+//!                                                       # seed; with ELASTIC_MUTANTS=NAME,… only these
 //! ```
 
 #![cfg(test)]
 #![allow(missing_docs, dead_code, unreachable_pub, unused_imports)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 // The switches stand where an expression stood.
-#![allow(clippy::nonminimal_bool, clippy::overly_complex_bool_expr, unused_parens, unused_variables)]
-
-mod list;
+#![allow(
+    clippy::double_parens,
+    clippy::nonminimal_bool,
+    clippy::overly_complex_bool_expr,
+    unused_parens,
+    unused_variables
+)]
 
 use std::cell::Cell;
 
@@ -24,6 +28,9 @@ use scenario::Family;
 use schedule::{Telling, run};
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+// Each mutant's name, place, text and changed text.
+include!(concat!(env!("OUT_DIR"), "/table.rs"));
 
 /// Commits, with the credentials of the mutated machines.
 mod checkpoint {
@@ -72,7 +79,7 @@ fn on(name: &str) -> bool {
 
 /// Seeds of each kind of scenario.
 fn of_each_kind(seed: u64) -> [u64; 6] {
-    [0, Family::LATE, Family::ROLES, Family::PAUSES, Family::EXCLUSIONS, Family::NEEDS].map(|kind| kind + seed)
+    Family::FIRST.map(|first| first + seed)
 }
 
 /// A seed at which a mutant breaks a promise, the first of `hints` and all others; and which promise.
@@ -108,30 +115,37 @@ mod each_is_found {
     include!(concat!(env!("OUT_DIR"), "/tests.rs"));
 }
 
+/// The failing schedules of mutants shrink to a few parts, which still break the same promise.
 #[test]
-#[ignore = "prints a table for the docs"]
+fn schedules_shrink() {
+    for (name, seed) in [("absent_is_gone", 0), ("no_tombstone", 0), ("word_without_age", Family::ROLES + 227)] {
+        let (seed, ran) = breach(name, [seed].into_iter()).expect("the mutant is found");
+        ACTIVE.set(name);
+        let shrunk = shrink::shrink(seed, None);
+        ACTIVE.set("");
+        let promise = |ran: &schedule::Ran| ran.breach.as_ref().map(|breach| breach.promise);
+        assert_eq!(promise(&shrunk.ran), promise(&ran), "{name}");
+        println!("{name}: seed {seed}, {} of {} parts\n\n{shrunk}\n", shrunk.kept.len(), shrunk.whole);
+        assert!(shrunk.kept.len() * 4 <= shrunk.whole, "{name}: {shrunk}");
+    }
+}
+
+#[test]
+#[ignore = "prints a table"]
 fn table() {
-    println!("| mutant | what is changed | breaks | first seed |\n|---|---|---|---|");
+    println!("| mutant | place | change | breaks | first seed |\n|---|---|---|---|---|");
     let only = std::env::var("ELASTIC_MUTANTS").ok();
-    let asked = |mutant: &&list::Mutant| {
-        !mutant.what.is_empty() && only.as_ref().is_none_or(|names| names.split(',').any(|name| name == mutant.name))
-    };
-    for mutant in list::MUTANTS.iter().filter(asked) {
-        let (promise, seed) =
-            breach(mutant.name, std::iter::empty()).map_or(("nothing".to_owned(), "–".to_owned()), |(seed, ran)| {
-                let kind = match Family::of(seed) {
-                    Family::Late => "late ",
-                    Family::Role => "role ",
-                    Family::Paused => "pause ",
-                    Family::Excluding => "exclusion ",
-                    Family::Needing => "need ",
-                    _ => "",
-                };
-                (
-                    ran.breach.map(|breach| breach.promise.to_owned()).unwrap_or_default(),
-                    format!("{kind}{}", seed % Family::LATE),
-                )
-            });
-        println!("| `{}` | {} | {promise} | {seed} |", mutant.name, mutant.what);
+    for [name, place, from, to] in MUTANTS {
+        if only.as_ref().is_some_and(|names| !names.split(',').any(|other| other == *name)) {
+            continue;
+        }
+        let (promise, seed) = match breach(name, std::iter::empty()) {
+            Some((seed, ran)) => {
+                let family = format!("{:?} {}", Family::of(seed), seed % Family::LATE);
+                (ran.breach.map(|breach| breach.promise).unwrap_or_default(), family)
+            }
+            None => ("nothing", "–".to_owned()),
+        };
+        println!("| `{name}` | {place} | `{from}` → `{to}` | {promise} | {seed} |");
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::Paths;
-use crate::etcd_v2::{Answer, Entry, Keyspace, News, Only, Refusal, Request};
+use crate::etcd_v2::{Answer, Entry, EtcdV2, News, Only, Refusal, Request};
 use elastic_node::requests::barrier::{BarrierError, bounded, check, insist};
 use elastic_node::{Membership, Status};
 
@@ -18,7 +18,7 @@ const HINT: &str = "; nodes that run torchrun never do";
 /// Meets the other members of the current version at `name`. A name serves once in a version. A version that has
 /// torchrun's nodes in it ends in [`BarrierError::Timeout`].
 pub async fn meet_on_v2(
-    etcd: &dyn Keyspace,
+    etcd: &EtcdV2,
     paths: &Paths,
     status: &watch::Receiver<Status>,
     name: &str,
@@ -49,7 +49,7 @@ async fn left(status: &mut watch::Receiver<Status>, membership: Membership) {
 }
 
 struct BarrierOnV2<'a> {
-    etcd: &'a dyn Keyspace,
+    etcd: &'a EtcdV2,
     paths: &'a Paths,
     membership: Membership,
     name: &'a str,

@@ -4,7 +4,7 @@
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::etcd_v2::{Entry, EtcdV2, Keyspace, Request};
+use crate::etcd_v2::{Entry, EtcdV2, Request};
 use crate::{Input, Output, Participant, Paths, RendezvousState, RendezvousStatus, dynamic_found};
 use elastic_node::tasks::Alarm;
 use elastic_node::{Command, GroupReport, Parting, Status};

@@ -12,7 +12,7 @@ use elastic_rendezvous::job::Keys;
 use elastic_store::embedded::MemoryStore;
 use elastic_store::embedded::mvcc::Limits;
 use elastic_store::etcd::EtcdConfig;
-use elastic_torchelastic::etcd_v2::{EtcdV2, Keyspace, Request};
+use elastic_torchelastic::etcd_v2::{EtcdV2, Request};
 use elastic_torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::sync::watch;
 

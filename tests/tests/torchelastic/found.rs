@@ -1,7 +1,7 @@
 //! What an agent says where it would never find the others, or where the server cannot do what is needed.
 
 use elastic_tests::prelude::*;
-use elastic_torchelastic::etcd_v2::{EtcdV2, Keyspace, Only, Request};
+use elastic_torchelastic::etcd_v2::{EtcdV2, Only, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 

@@ -236,7 +236,7 @@ impl Scene {
 
     /// What etcd has at a key of its v2 API.
     pub(crate) async fn read(&self, key: &str) -> Option<String> {
-        use elastic_torchelastic::etcd_v2::{EtcdV2, Keyspace, Request};
+        use elastic_torchelastic::etcd_v2::{EtcdV2, Request};
         let client = EtcdV2::connect(self.etcd.config()).expect("a client");
         let request = Request::Read { key: key.to_owned(), recursive: false };
         client.request(request).await.expect("an answer").outcome.ok().map(|entry| entry.value)

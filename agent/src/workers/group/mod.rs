@@ -27,6 +27,7 @@ use crate::machine::shortage::Shortage;
 use crate::output::events::{self, Events};
 use crate::output::logs::{History, Logs, WorkerLogs};
 use crate::workers::WorkersOptions;
+use crate::workers::checkpoints::for_workers;
 use crate::workers::command::WorkerCommand;
 use crate::workers::guard_client::{Event, GuardClient, GuardClientError, Refused, SpawnError};
 use crate::workers::signals::Handled;
@@ -384,7 +385,7 @@ impl LocalGroup {
             master_addr: master.host,
             master_port: master.port,
             restart_count: round.restarts,
-            checkpoint: round.checkpoint.clone(),
+            checkpoint: round.checkpoint.clone().map(for_workers),
         }
     }
 

@@ -5,8 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use elastic_node::requests::{barrier, checkpoint};
-use elastic_proto::worker::{FromWorker, ToWorker};
-use elastic_rendezvous::job::Checkpoint;
+use elastic_proto::worker::{Checkpoint, FromWorker, ToWorker};
 use elastic_store::Store;
 use futures::future::BoxFuture;
 use tokio::net::UnixStream;
@@ -16,6 +15,7 @@ use tokio::task::JoinSet;
 use super::outgoing::Outgoing;
 use super::state::{Said, Shared};
 use crate::store::participation::JobStore;
+use crate::workers::checkpoints::record_of;
 use crate::workers::guard_client;
 use crate::workers::snapshot_memory;
 
@@ -206,7 +206,7 @@ async fn commit(store: &dyn Store, shared: &Shared, id: u64, checkpoint: Checkpo
     if tokio::task::spawn_blocking(move || is_missing(&path, pid)).await.unwrap_or(false) {
         return refuse(format!("step {step} is not published: there is nothing at {}", checkpoint.path), false);
     }
-    match checkpoint::commit(store, &shared.paths.keys, &shared.status, checkpoint).await {
+    match checkpoint::commit(store, &shared.paths.keys, &shared.status, record_of(checkpoint)).await {
         Ok(()) => ToWorker::Committed { id, step },
         Err(error) => refuse(error.to_string(), error.may_pass()),
     }

@@ -59,6 +59,7 @@ fn stale_plan(view: &View) -> Option<Decided> {
     if view.desired.paused && !round.paused {
         return Some((replan(view, Vec::new(), false), because(view, PAUSED)));
     }
+    // mutant plan_inherited: !view.planned_here => false
     if !view.planned_here {
         // A generation's first record was written by the node that began it, so its first leader always finds one.
         let suffix = if round.sealed.is_some() && !round.begins_anew() { TAKEN_OVER } else { "" };
@@ -84,6 +85,7 @@ fn members_still_there(now: Time, view: &View, wake: &mut Wake) -> Option<Decide
         let reason = because(view, &format!("lost {}: {}", names(&gone), first.reason));
         return Some((replan(view, evict, false), reason));
     }
+    // mutant nobody_is_waited_for: !outstanding.is_empty() => false
     if !outstanding.is_empty() {
         return Some((Verdict::Wait, format!("waiting for {} to stop", names(&outstanding))));
     }
@@ -95,11 +97,14 @@ fn choose(now: Time, view: &View) -> (Candidates<'_>, BTreeSet<&NodeId>) {
     let wants = |node: &&NodeId| waits(view, node) || view.comes(node);
     // Nodes that want a place and get none.
     let mut out: BTreeSet<&NodeId> = view.roster.late().filter(|node| waits(view, node)).collect();
+    // mutant an_exclusion_is_not_seen: view.excluded_by_operator() => view.excluded_by_operator().filter(|_| !ON)
     out.extend(view.drained_nodes().chain(view.excluded_by_operator()).filter(wants));
     out.extend(sit_out(view, &out));
     let faulty: BTreeSet<&NodeId> = view.excluded_for_failures(now).filter(wants).collect();
     let without_faulty = candidates(view, out.union(&faulty).copied().collect());
+    // mutant the_excluded_always_take_part: without_faulty.here < view.min_nodes() => true
     let needs_faulty = without_faulty.here < view.min_nodes() && !faulty.is_subset(&out);
+    // mutant the_excluded_never_take_part: needs_faulty => false
     let chosen = if needs_faulty { candidates(view, out) } else { without_faulty };
     (chosen, if needs_faulty { faulty } else { BTreeSet::new() })
 }
@@ -111,13 +116,16 @@ fn sorted<'a>(view: &'a View, out: &BTreeSet<&'a NodeId>) -> Vec<&'a NodeId> {
     let mut kept: Vec<_> = roster
         .saying(waiting)
         .filter(|node| !out.contains(node))
+        // mutant ranks_move: roster.member(node)?.rank.group_rank => u32::MAX - roster.member(node)?.rank.group_rank
         .filter_map(|node| Some((roster.member(node)?.rank.group_rank, node)))
         .collect();
     kept.sort();
     let newcomers = roster.newcomers().filter(|node| !out.contains(node));
-    let candidates = kept.into_iter().map(|(_, node)| node).chain(newcomers);
     let wanted = |node| roster.node(node).and_then(|present| present.record.place);
-    in_order(candidates.map(|node| (node, wanted(node))).collect(), view.max_nodes())
+    let candidates: Vec<_> =
+        kept.into_iter().map(|(_, node)| node).chain(newcomers).map(|node| (node, wanted(node))).collect();
+    // mutant newcomers_first: candidates => candidates.into_iter().rev().collect()
+    in_order(candidates, view.max_nodes())
 }
 
 /// Why the round is not sealed yet, or that the job ends.
@@ -131,10 +139,12 @@ fn not_yet(now: Time, view: &View, wake: &mut Wake, chosen: &Candidates<'_>) -> 
     if round.sealed.is_some() && here == 0 && unsafe_until.is_none() && roster.members().all(gone) {
         return Some((replan(view, Vec::new(), true), "every node of the last round has left".to_owned()));
     }
+    // mutant a_pause_is_over_at_once: view.desired.paused => false
     if view.desired.paused {
         wake.0 = wake.0.into_iter().chain(unsafe_until.map(|(until, _)| until)).min();
         return Some((Verdict::Wait, format!("paused by the operator: {} nodes wait", kept + newcomers)));
     }
+    // mutant a_pause_is_over_at_once: round.paused => false
     if round.paused {
         // Only now that no one's workers are still ending: they were given longer than for another round.
         return Some((Verdict::Form(Form::of(round.number)), because(view, RESUMED)));
@@ -147,6 +157,7 @@ fn not_yet(now: Time, view: &View, wake: &mut Wake, chosen: &Candidates<'_>) -> 
         let cause = Failure::new(FailureClass::Lost, message.clone());
         return Some((Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, message));
     }
+    // mutant too_few: view.min_nodes() => 1
     if here < view.min_nodes() {
         let mut reason = format!("{here} of at least {} nodes are here", view.min_nodes());
         if let Some(Contest { place, one, other }) = contest {
@@ -154,6 +165,7 @@ fn not_yet(now: Time, view: &View, wake: &mut Wake, chosen: &Candidates<'_>) -> 
         }
         wake.0 = wake.0.into_iter().chain(unsafe_until.map(|(until, _)| until)).min();
         let Some(deadline) = patience_ends(view) else { return Some((Verdict::Wait, reason)) };
+        // mutant join_timeout_is_not_seen: now >= deadline => false
         if now >= deadline {
             let message = format!("{reason}, and join_timeout ({:?}) is over", view.spec.timings.join_timeout);
             let cause = Failure::new(FailureClass::Lost, message.clone());
@@ -224,10 +236,10 @@ fn contest(view: &View, is_candidate: impl Fn(&NodeId) -> bool) -> (usize, Optio
     let mut excluded = 0;
     let mut first = None;
     for place in view.roster.contested() {
-        let claimants: Vec<&NodeId> = view.roster.claiming(*place).filter(|node| is_candidate(node)).collect();
+        let claimants: Vec<&NodeId> = view.roster.claiming(place).filter(|node| is_candidate(node)).collect();
         if let [one, other, ..] = claimants[..] {
             excluded += claimants.len();
-            first = first.or(Some(Contest { place: *place, one, other }));
+            first = first.or(Some(Contest { place, one, other }));
         }
     }
     (excluded, first)
@@ -302,6 +314,7 @@ fn unsafe_until(view: &View, keeps_nobody: bool) -> Option<(Time, &'static str)>
     });
     let number = view.round.value.number;
     let stopped = |says: Says| matches!(says, Some((of, Phase::Waiting | Phase::Stopped)) if of == number);
+    // mutant takeover_at_once: keeps_nobody => false
     let takes_over = keeps_nobody && view.spec.on_store_loss == OnStoreLoss::Wait;
     let takeover = takes_over.then(|| view.roster.last_doubtful(stopped)).flatten().map(|evicted| {
         let until = evicted.unwrap_or(view.elected) + timings.takeover_delay;

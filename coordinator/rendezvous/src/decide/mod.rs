@@ -77,7 +77,7 @@ pub struct Stale {
 }
 
 /// A round to be formed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Form {
     /// Its number.
     pub number: u64,
@@ -102,17 +102,7 @@ pub struct Form {
 impl Form {
     /// This round, at no cost, with every node of the last.
     fn of(number: u64) -> Form {
-        Form {
-            number,
-            charge: false,
-            advance: None,
-            failed: None,
-            faults: Vec::new(),
-            evict: Vec::new(),
-            afresh: false,
-            quick: false,
-            paused: false,
-        }
+        Form { number, ..Form::default() }
     }
 }
 
@@ -166,6 +156,7 @@ pub fn decide(now: Time, view: &View) -> Decision {
         if let Some(excluded) = blame(now, view, form) {
             reason = format!("{reason}; {excluded}");
         }
+        // mutant a_resume_is_not_seen: view.desired.paused => view.desired.paused || view.round.value.paused
         form.paused |= view.desired.paused;
     }
     let again = if matches!(verdict, Verdict::Wait | Verdict::Probe { .. }) { wake.0 } else { None };

@@ -1,7 +1,7 @@
 //! Nodes that may not take part: drained ones, and those that claim another's name or place.
 
 use super::{Eviction, MOST_EVICTIONS, Verdict, by_operator, eviction, names};
-use crate::job::{Fate, NodeId};
+use crate::job::{Fate, NodeId, NodeRecord};
 use crate::roster::Present;
 use crate::view::View;
 
@@ -38,21 +38,13 @@ fn dismissals(view: &View) -> Option<(Verdict, String)> {
 /// Nodes that claim a node rank which another node has.
 fn contested_places(view: &View) -> Option<(Verdict, String)> {
     let roster = &view.roster;
-    let claimants = roster.contested().iter().flat_map(|place| roster.claiming(*place));
-    let (node, holder, place) = latecomers(view, claimants).into_iter().find_map(|(node, present)| {
-        let record = &present.record;
-        let place = record.place?;
-        let holds = |other: &&NodeId| {
-            roster.node(other).is_some_and(|holder| {
-                let same = holder.record.name == record.name && holder.record.machine == record.machine;
-                holder.created < present.created && !same && !view.confirmed_dead(other)
-            })
-        };
-        let holder = roster.claiming(place).filter(|other| *other != node).find(holds)?;
-        Some((node, &roster.node(holder)?.record, place))
-    })?;
+    let claimants = roster.contested().flat_map(|place| roster.claiming(place));
+    let others = |record: &NodeRecord| record.place.map(|place| roster.claiming(place)).into_iter().flatten();
+    let elsewhere = |a: &NodeRecord, b: &NodeRecord| a.name != b.name || a.machine != b.machine;
+    let (node, record, holder) = clash(view, claimants, others, elsewhere)?;
     let reason = format!(
-        "node rank {place} is claimed by {} on {} and by {}: give each node its own --node-rank",
+        "node rank {} is claimed by {} on {} and by {}: give each node its own --node-rank",
+        record.place?,
         holder.name,
         holder.host,
         node.name()
@@ -63,21 +55,29 @@ fn contested_places(view: &View) -> Option<(Verdict, String)> {
 /// Nodes that bear another machine's node name: two machines would pass for one.
 fn clashes(view: &View) -> Option<(Verdict, String)> {
     let roster = &view.roster;
-    let bearers = roster.shared_names().iter().flat_map(|name| roster.named(name));
-    let (node, holder) = latecomers(view, bearers).into_iter().find_map(|(node, present)| {
-        let record = &present.record;
-        let bears = |other: &&NodeId| {
-            roster.node(other).is_some_and(|holder| {
-                let other_machine = holder.record.name == record.name && holder.record.machine != record.machine;
-                holder.created < present.created && other_machine && !view.confirmed_dead(other)
-            })
-        };
-        let holder = roster.named(&record.name).filter(|other| *other != node).find(bears)?;
-        Some((node, &roster.node(holder)?.record))
-    })?;
+    let bearers = roster.shared_names().flat_map(|name| roster.named(name));
+    let others = |record: &NodeRecord| roster.named(&record.name);
+    let elsewhere = |a: &NodeRecord, b: &NodeRecord| a.name == b.name && a.machine != b.machine;
+    let (node, _, holder) = clash(view, bearers, others, elsewhere)?;
     let reason =
         format!("the node name {} is taken by {}: give each node its own --node-name", holder.name, holder.host);
     Some((Verdict::Refuse(vec![refusal(node, &reason)]), reason))
+}
+
+/// The first newcomer among `nodes` that wants what an older node has, and both records. `others` are nodes that want the
+/// same, and `clashes` says which of them cannot be the same node.
+fn clash<'a, Others: Iterator<Item = &'a NodeId>>(
+    view: &'a View,
+    nodes: impl Iterator<Item = &'a NodeId>,
+    others: impl Fn(&'a NodeRecord) -> Others,
+    clashes: impl Fn(&NodeRecord, &NodeRecord) -> bool,
+) -> Option<(&'a NodeId, &'a NodeRecord, &'a NodeRecord)> {
+    latecomers(view, nodes).into_iter().find_map(|(node, present)| {
+        let older = |holder: &&Present| holder.created < present.created && clashes(&holder.record, &present.record);
+        let rivals = others(&present.record).filter(|other| *other != node && !view.confirmed_dead(other));
+        let holder = rivals.filter_map(|other| view.roster.node(other)).find(older)?;
+        Some((node, &present.record, &holder.record))
+    })
 }
 
 /// Those of `nodes` that are newcomers, in the order in which they came.

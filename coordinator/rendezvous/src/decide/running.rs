@@ -32,6 +32,8 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         let explained = !lost.is_empty() || !leaving.is_empty();
         // A member that lives but does not reach this leader never answers. One lease is enough time for all others.
         let answer_by = failure.said + view.spec.timings.lease_ttl;
+        // mutant blame_waits_for_ever: now < answer_by => true
+        // mutant blame_believed: blames_peer => false
         let unjudged = blames_peer && !explained && now < answer_by && !all_answered_since(view, failure.report);
         if unjudged {
             wake.at(answer_by);
@@ -54,11 +56,13 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
     }
 
     let all_say = |phase| view.roster.count_saying(Some((round.number, phase))) == view.roster.size();
+    // mutant one_is_all: all_say(Phase::Done) => view.roster.count_saying(Some((round.number, Phase::Done))) > 0
     if all_say(Phase::Done) {
         return (Verdict::Finish { state: RoundState::Succeeded, cause: None }, "every member is done".to_owned());
     }
     if view.desired.paused {
         // Whatever the policy: it is no change of membership.
+        // mutant a_pause_is_charged: next(false, Vec::new()) => next(true, Vec::new())
         return (next(false, Vec::new()), PAUSED.to_owned());
     }
     if !leaving.is_empty() {
@@ -109,6 +113,7 @@ fn failed(view: &View, failure: Reported, lost: Vec<Eviction>) -> (Verdict, Stri
     } else {
         let left = spec.max_restarts - round.restarts - 1;
         let failed = Some(failure.node).filter(|_| failure.class != FailureClass::Peer);
+        // mutant never_charged: charge: true => charge: !ON
         let form = Form { charge: true, advance: Some(advance), failed, evict: lost, ..Form::of(round.number + 1) };
         return (Verdict::Form(form), format!("{story}; restarting, {left} restarts left"));
     };
@@ -139,6 +144,7 @@ fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
     let start_by = view.since + view.spec.timings.start_timeout;
     let says_started = |says: Says| says.is_some_and(|(of, phase)| of == number && started(Some(phase)));
     let mut starting = roster.saying_not(says_started);
+    // mutant a_frozen_starter_is_kept: now >= start_by => false
     if now >= start_by {
         let late = "it did not start its workers in time";
         lost.extend(starting.map(|node| eviction(node, Fate::Unknown, late)));
@@ -178,6 +184,7 @@ fn strongest_failure(view: &View) -> Option<Reported> {
             let (class, report, said) = (cause.class, present.modified, present.said);
             Some(Reported { node: node.clone(), class, cause, report, said })
         })
+        // mutant weakest_cause: reported.class => reported.class as u32 ^ if ON { 3 } else { 0 }
         .max_by_key(|reported| (reported.class, std::cmp::Reverse(reported.report)))
 }
 
@@ -196,6 +203,7 @@ fn change(
     evict: Vec<Eviction>,
     reason: String,
 ) -> (Verdict, String) {
+    // mutant a_change_is_charged: view.spec.restart_policy == RestartPolicy::All => true
     let charge = view.spec.restart_policy == RestartPolicy::All;
     if charge && view.round.value.restarts >= view.spec.max_restarts {
         let message = format!("{reason}; --restart-policy=all counts it, and no restarts are left");

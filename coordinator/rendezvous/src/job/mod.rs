@@ -5,6 +5,7 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod checkpoint;
 mod failure;
 mod faults;
 pub mod history;
@@ -25,6 +26,7 @@ mod state;
 mod vacancy;
 mod waiting;
 
+pub use checkpoint::Checkpoint;
 pub use failure::{Failure, FailureClass, Killer, Killing};
 pub use faults::{Excluded, Exclusion, Faults, TakenBack};
 pub use ids::{BadJobId, JobId, NodeId};
@@ -41,6 +43,3 @@ pub use spec::{Asked, Desired, Disagreement, OnStoreLoss, RestartPolicy, Spec, S
 pub use state::JobState;
 pub use vacancy::Vacancy;
 pub use waiting::Waits;
-
-/// Where the latest committed checkpoint lies: the record under the `checkpoint` key.
-pub use elastic_proto::worker::Checkpoint;

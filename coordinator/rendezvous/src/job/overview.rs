@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::de::DeserializeOwned;
+
 use super::{
     Checkpoint, Desired, EventRecord, JobId, JobKey, JobProtocol, Keys, LeaderRecord, NodeId, NodeRecord, Phase,
     ProgressRecord, RankRecord, Release, RoundRecord, Spec, Tombstone, Versioned,
@@ -20,7 +22,7 @@ pub struct Overview {
 }
 
 /// One job's records.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Job {
     /// Where they live.
     pub keys: Keys,
@@ -115,7 +117,7 @@ impl Overview {
         let part = keys.part(&kv.key)?;
         let job = self.jobs.entry(id.clone()).or_insert_with(|| Job::new(keys));
         job.changed = job.changed.max(kv.mod_revision);
-        match job.put(part, kv) {
+        match job.set(part, Some(kv)) {
             Ok(change) => Some((id, change)),
             Err(problem) => {
                 self.problems.push(problem);
@@ -129,11 +131,25 @@ impl Overview {
         let job = self.jobs.get_mut(&id)?;
         let part = job.keys.part(key)?;
         job.changed = job.changed.max(revision);
-        let change = job.delete(&part);
+        // Only a record can be unreadable.
+        let change = job.set(part, None).unwrap_or_default();
         if job.is_nothing() {
             self.jobs.remove(&id);
         }
         Some((id, change))
+    }
+}
+
+/// The record of a key; `None` where the key is gone.
+fn read<T: DeserializeOwned>(kv: Option<&KeyValue>) -> Result<Option<Versioned<T>>, String> {
+    kv.map(Versioned::parse).transpose()
+}
+
+/// Sets an entry, or removes it.
+fn enter<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => drop(map.insert(key, value)),
+        None => drop(map.remove(&key)),
     }
 }
 
@@ -158,78 +174,49 @@ impl Job {
         }
     }
 
-    fn put(&mut self, part: JobKey, kv: &KeyValue) -> Result<Option<Change>, String> {
+    /// Takes in what a key holds now; `None` where it is gone.
+    fn set(&mut self, part: JobKey, kv: Option<&KeyValue>) -> Result<Option<Change>, String> {
         match part {
             JobKey::Spec => {
-                self.protocol = JobProtocol::of(kv);
+                self.protocol = kv.and_then(JobProtocol::of);
                 self.spec = None;
-                self.spec = Some(Versioned::parse(kv)?.value);
+                self.spec = read(kv)?.map(|spec| spec.value);
             }
-            JobKey::Desired => self.desired = Some(Versioned::parse(kv)?),
-            JobKey::Checkpoint => self.checkpoint = Some(Versioned::parse(kv)?),
-            JobKey::Progress => self.progress = Some(Versioned::parse(kv)?.value),
+            JobKey::Desired => self.desired = read(kv)?,
+            JobKey::Checkpoint => self.checkpoint = read(kv)?,
+            JobKey::Progress => self.progress = read(kv)?.map(|progress| progress.value),
             JobKey::Leader => {
                 self.leader = None;
-                self.vacant = kv.mod_revision;
-                let leader = LeaderRecord::held(kv)?;
+                self.vacant = kv.map_or(Revision::NONE, |kv| kv.mod_revision);
+                self.leader = kv.map(LeaderRecord::held).transpose()?;
                 self.vacant = Revision::NONE;
-                self.leader = Some(leader.clone());
-                return Ok(Some(Change::Term(leader)));
+                return Ok(Some(self.leader.clone().map_or(Change::Leaderless, Change::Term)));
             }
             JobKey::Round => {
-                let round: Versioned<RoundRecord> = Versioned::parse(kv)?;
-                let change = Change::Round(Box::new(round.value.clone()));
-                self.round = Some(round);
-                return Ok(Some(change));
+                self.round = read(kv)?;
+                return Ok(self.round.as_ref().map(|round| Change::Round(Box::new(round.value.clone()))));
             }
-            JobKey::Node(node) => drop(self.nodes.insert(node, Versioned::parse(kv)?)),
+            JobKey::Node(node) => enter(&mut self.nodes, node, read(kv)?),
             JobKey::Rank(number, plan, node) => {
-                self.ranks.insert((number, plan, node), Versioned::parse(kv)?.value);
+                enter(&mut self.ranks, (number, plan, node), read(kv)?.map(|rank| rank.value));
             }
             JobKey::Evicted(node) => {
-                let tombstone: Tombstone = Versioned::parse(kv)?.value;
-                self.evicted.insert(node.clone(), tombstone.clone());
-                return Ok(Some(Change::Evicted(node, tombstone)));
+                let stone: Option<Tombstone> = read(kv)?.map(|stone| stone.value);
+                enter(&mut self.evicted, node.clone(), stone.clone());
+                return Ok(stone.map(|stone| Change::Evicted(node, stone)));
             }
-            JobKey::Coming(spare) => drop(self.coming.insert(spare, kv.create_revision)),
+            JobKey::Coming(spare) => enter(&mut self.coming, spare, kv.map(|kv| kv.create_revision)),
             JobKey::Event(number) => {
-                let event: EventRecord = Versioned::parse(kv)?.value;
-                self.events.insert(number, event.clone());
-                return Ok(Some(Change::Event(Box::new(event))));
+                let event: Option<EventRecord> = read(kv)?.map(|event| event.value);
+                enter(&mut self.events, number, event.clone());
+                return Ok(event.map(|event| Change::Event(Box::new(event))));
             }
         }
         Ok(None)
     }
 
-    fn delete(&mut self, part: &JobKey) -> Option<Change> {
-        match part {
-            JobKey::Spec => (self.protocol, self.spec) = (None, None),
-            JobKey::Desired => self.desired = None,
-            JobKey::Checkpoint => self.checkpoint = None,
-            JobKey::Progress => self.progress = None,
-            JobKey::Round => self.round = None,
-            JobKey::Leader => {
-                self.leader = None;
-                self.vacant = Revision::NONE;
-                return Some(Change::Leaderless);
-            }
-            JobKey::Node(node) => drop(self.nodes.remove(node)),
-            JobKey::Rank(number, plan, node) => drop(self.ranks.remove(&(*number, *plan, node.clone()))),
-            JobKey::Evicted(node) => drop(self.evicted.remove(node)),
-            JobKey::Event(number) => drop(self.events.remove(number)),
-            JobKey::Coming(spare) => drop(self.coming.remove(spare)),
-        }
-        None
-    }
-
     fn is_nothing(&self) -> bool {
-        let single = self.protocol.is_none()
-            && self.spec.is_none()
-            && self.desired.is_none()
-            && self.leader.is_none()
-            && self.round.is_none();
-        let many = self.nodes.is_empty() && self.ranks.is_empty() && self.evicted.is_empty() && self.events.is_empty();
-        single && many && self.checkpoint.is_none() && self.progress.is_none() && self.coming.is_empty()
+        *self == Job { vacant: self.vacant, changed: self.changed, ..Job::new(self.keys.clone()) }
     }
 
     /// A node's place in the round that was sealed last.

@@ -49,14 +49,7 @@ pub enum Phase {
 
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Phase::Waiting => "waiting",
-            Phase::Running => "running",
-            Phase::Done => "done",
-            Phase::Failed => "failed",
-            Phase::Draining => "draining",
-            Phase::Stopped => "stopped",
-        })
+        self.serialize(f)
     }
 }
 
@@ -141,13 +134,7 @@ impl RoundState {
 
 impl fmt::Display for RoundState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            RoundState::Forming => "forming",
-            RoundState::Running => "running",
-            RoundState::Succeeded => "succeeded",
-            RoundState::Failed => "failed",
-            RoundState::Closed => "closed",
-        })
+        self.serialize(f)
     }
 }
 
@@ -221,8 +208,8 @@ impl RoundRecord {
     /// The reason of a generation's rounds until one is sealed, where another generation was before.
     pub const BEGINS_ANEW: &str = "the job begins anew";
 
-    /// A round that forms, of which nothing else is known.
-    pub fn forming(number: u64, generation: u64, reason: &str) -> RoundRecord {
+    /// A round that forms, of which nothing is known yet.
+    pub fn forming(number: u64, generation: u64, reason: impl Into<String>) -> RoundRecord {
         RoundRecord {
             number,
             generation,
@@ -238,7 +225,7 @@ impl RoundRecord {
             checkpoint: None,
             leaving: Vec::new(),
             paused: false,
-            reason: reason.to_owned(),
+            reason: reason.into(),
             cause: None,
         }
     }

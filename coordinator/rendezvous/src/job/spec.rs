@@ -202,35 +202,32 @@ impl Spec {
     /// matter, which nothing excuses: see
     /// [`JobProtocol::refuses`](super::JobProtocol::refuses).
     pub fn disagreement(&self, job: &Spec) -> Option<Disagreement> {
-        let nodes = |spec: &Spec| format!("{}:{}", spec.min_nodes, spec.max_nodes);
-        let differ =
-            |field, ours: String, theirs: String| (ours != theirs).then_some(Disagreement { field, ours, theirs });
-        let debug = |value: &dyn fmt::Debug| format!("{value:?}");
         // The record counts in milliseconds: finer differences are none.
         let span = |time: Duration| format!("{:?}", Duration::from_millis(time.as_millis() as u64));
-        let (a, b) = (&self.timings, &job.timings);
         let given = |given: bool| if given { "given" } else { "not given" }.to_owned();
-        differ("--peer-cert", given(self.peer_tls), given(job.peer_tls))
-            .or_else(|| differ("--nnodes", nodes(self), nodes(job)))
-            .or_else(|| differ("--max-restarts", self.max_restarts.to_string(), job.max_restarts.to_string()))
-            .or_else(|| {
-                let limit = |spec: &Spec| {
-                    spec.restarts_without_progress.map_or_else(|| "not set".to_owned(), |limit| limit.to_string())
-                };
-                differ("--restarts-without-progress", limit(self), limit(job))
-            })
-            .or_else(|| differ("--exclude-after", self.exclude_after.to_string(), job.exclude_after.to_string()))
-            .or_else(|| differ("--restart-policy", debug(&self.restart_policy), debug(&job.restart_policy)))
-            .or_else(|| differ("--on-store-loss", debug(&self.on_store_loss), debug(&job.on_store_loss)))
-            .or_else(|| differ("lease_ttl", span(a.lease_ttl), span(b.lease_ttl)))
-            .or_else(|| differ("last_call_timeout", span(a.last_call), span(b.last_call)))
-            .or_else(|| differ("join_timeout", span(a.join_timeout), span(b.join_timeout)))
-            .or_else(|| differ("start_timeout", span(a.start_timeout), span(b.start_timeout)))
-            .or_else(|| differ("stop_grace", span(a.stop_grace), span(b.stop_grace)))
-            .or_else(|| differ("drain_grace", span(a.drain_grace), span(b.drain_grace)))
-            .or_else(|| differ("margin", span(a.margin), span(b.margin)))
-            .or_else(|| differ("takeover_delay", span(a.takeover_delay), span(b.takeover_delay)))
-            .or_else(|| differ("min_round_time", span(a.min_round_time), span(b.min_round_time)))
+        let values = |spec: &Spec| {
+            let (limit, timings) = (spec.restarts_without_progress, &spec.timings);
+            [
+                ("--peer-cert", given(spec.peer_tls)),
+                ("--nnodes", format!("{}:{}", spec.min_nodes, spec.max_nodes)),
+                ("--max-restarts", spec.max_restarts.to_string()),
+                ("--restarts-without-progress", limit.map_or_else(|| "not set".to_owned(), |limit| limit.to_string())),
+                ("--exclude-after", spec.exclude_after.to_string()),
+                ("--restart-policy", format!("{:?}", spec.restart_policy)),
+                ("--on-store-loss", format!("{:?}", spec.on_store_loss)),
+                ("lease_ttl", span(timings.lease_ttl)),
+                ("last_call_timeout", span(timings.last_call)),
+                ("join_timeout", span(timings.join_timeout)),
+                ("start_timeout", span(timings.start_timeout)),
+                ("stop_grace", span(timings.stop_grace)),
+                ("drain_grace", span(timings.drain_grace)),
+                ("margin", span(timings.margin)),
+                ("takeover_delay", span(timings.takeover_delay)),
+                ("min_round_time", span(timings.min_round_time)),
+            ]
+        };
+        let mut both = values(self).into_iter().zip(values(job));
+        both.find_map(|((field, ours), (_, theirs))| (ours != theirs).then_some(Disagreement { field, ours, theirs }))
     }
 }
 

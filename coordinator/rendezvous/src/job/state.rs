@@ -53,14 +53,7 @@ impl From<&RoundRecord> for JobState {
 
 impl fmt::Display for JobState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            JobState::Forming => "forming",
-            JobState::Paused => "paused",
-            JobState::Running => "running",
-            JobState::Succeeded => "succeeded",
-            JobState::Failed => "failed",
-            JobState::Closed => "closed",
-        })
+        self.serialize(f)
     }
 }
 

@@ -83,10 +83,7 @@ pub enum Guard {
         revision: Revision,
     },
     /// No key begins with this prefix.
-    Empty {
-        /// The prefix.
-        prefix: String,
-    },
+    Empty(String),
 }
 
 impl Guard {
@@ -107,7 +104,7 @@ impl Guard {
 
     /// No key begins with `prefix`.
     pub fn empty(prefix: impl Into<String>) -> Guard {
-        Guard::Empty { prefix: prefix.into() }
+        Guard::Empty(prefix.into())
     }
 }
 
@@ -115,25 +112,13 @@ impl Guard {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Read one key. Result: [`OpResult::Values`] with at most one entry.
-    Get {
-        /// The key.
-        key: String,
-    },
+    Get(String),
     /// Read all keys with a prefix, in key order.
-    Range {
-        /// The prefix.
-        prefix: String,
-    },
+    Range(String),
     /// Read the last key with a prefix, in key order. Result: [`OpResult::Values`] with at most one entry.
-    Last {
-        /// The prefix.
-        prefix: String,
-    },
+    Last(String),
     /// Count the keys with a prefix.
-    Count {
-        /// The prefix.
-        prefix: String,
-    },
+    Count(String),
     /// Write a key.
     Put {
         /// The key.
@@ -144,36 +129,30 @@ pub enum Op {
         lease: Option<LeaseId>,
     },
     /// Delete one key.
-    Delete {
-        /// The key.
-        key: String,
-    },
+    Delete(String),
     /// Delete all keys with a prefix.
-    DeletePrefix {
-        /// The prefix.
-        prefix: String,
-    },
+    DeletePrefix(String),
 }
 
 impl Op {
     /// Read one key.
     pub fn get(key: impl Into<String>) -> Op {
-        Op::Get { key: key.into() }
+        Op::Get(key.into())
     }
 
     /// Read all keys with a prefix.
     pub fn range(prefix: impl Into<String>) -> Op {
-        Op::Range { prefix: prefix.into() }
+        Op::Range(prefix.into())
     }
 
     /// Read the last key with a prefix, in key order.
     pub fn last(prefix: impl Into<String>) -> Op {
-        Op::Last { prefix: prefix.into() }
+        Op::Last(prefix.into())
     }
 
     /// Count the keys with a prefix.
     pub fn count(prefix: impl Into<String>) -> Op {
-        Op::Count { prefix: prefix.into() }
+        Op::Count(prefix.into())
     }
 
     /// Write a key that no lease holds.
@@ -188,17 +167,17 @@ impl Op {
 
     /// Delete one key.
     pub fn delete(key: impl Into<String>) -> Op {
-        Op::Delete { key: key.into() }
+        Op::Delete(key.into())
     }
 
     /// Delete all keys with a prefix.
     pub fn delete_prefix(prefix: impl Into<String>) -> Op {
-        Op::DeletePrefix { prefix: prefix.into() }
+        Op::DeletePrefix(prefix.into())
     }
 
     /// Whether it changes the store.
     pub fn is_write(&self) -> bool {
-        matches!(self, Op::Put { .. } | Op::Delete { .. } | Op::DeletePrefix { .. })
+        matches!(self, Op::Put { .. } | Op::Delete(..) | Op::DeletePrefix(..))
     }
 }
 

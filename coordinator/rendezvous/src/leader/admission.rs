@@ -18,7 +18,7 @@ pub enum Demand<'a> {
 impl Leader {
     /// What a stream in the name of `node` must show.
     pub fn demand(&self, node: &NodeId) -> Demand<'_> {
-        let Some(view) = &self.view else { return Demand::Wait };
+        let Some(view) = self.known.view() else { return Demand::Wait };
         let known = view.roster.node(node).is_some() || view.roster.member(node).is_some();
         if !known || view.round.value.state.is_final() {
             return Demand::Wait;

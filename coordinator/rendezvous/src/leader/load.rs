@@ -3,7 +3,8 @@
 use super::super::decide::started;
 use super::super::roster::{Evicted, Present, Roster, SealedMember};
 use super::super::view::View;
-use super::{Doing, Leader, LeaderOutput};
+use super::state::{Doing, Known, Stage};
+use super::{Leader, LeaderOutput};
 use crate::job::{
     Checkpoint, Desired, Fate, JobSecret, Keys, NodeId, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec,
     Tombstone, Versioned, history, to_json,
@@ -37,35 +38,34 @@ impl Leader {
         }
         match view {
             Ok(view) => {
-                self.warned.retain(|line| strays.contains(line));
-                self.view = Some(view);
-                self.loaded = result.revision;
-                self.stale = self.loaded < self.behind;
-                self.early.clear();
-                if !self.watching {
-                    self.watching = true;
+                self.told.warnings.retain(|line| strays.contains(line));
+                let first = matches!(self.known, Known::Contacts(_));
+                self.known = Known::Job(Box::new(view));
+                self.news.loaded = result.revision;
+                self.news.fresh = self.news.loaded >= self.news.behind;
+                if first {
                     let from = result.revision.next();
                     out.push(LeaderOutput::Watch(Scope::Prefix(self.keys.nodes()), from));
-                    out.push(LeaderOutput::Watch(Scope::Key(self.keys.round()), from));
-                    out.push(LeaderOutput::Watch(Scope::Key(self.keys.desired()), from));
-                    out.push(LeaderOutput::Watch(Scope::Key(self.keys.checkpoint()), from));
+                    for key in [self.keys.round(), self.keys.desired(), self.keys.checkpoint()] {
+                        out.push(LeaderOutput::Watch(Scope::Key(key), from));
+                    }
                 }
-                for event in std::mem::take(&mut self.meanwhile) {
+                for event in std::mem::take(&mut self.news.meanwhile) {
                     self.tell(now, event, out);
                 }
                 self.suspect_absent(out);
             }
             Err(problem) => {
                 self.warn(format!("this job cannot be led, so no failure is handled: {problem}"), out);
-                self.retry_at = Some(now + super::RETRY * 10);
-                self.stale = true;
+                self.stage = Stage::Pausing { until: now + super::RETRY * 10 };
+                self.news.fresh = false;
             }
         }
     }
 
     /// Members that have not opened a stream to this leader may have died with the one before: no stream will tell.
     pub(super) fn suspect_unheard(&self, out: &mut Vec<LeaderOutput>) {
-        let Some(view) = &self.view else { return };
+        let Some(view) = self.known.view() else { return };
         for (node, _) in view.roster.members() {
             if view.roster.contact(node).is_none_or(|contact| contact.opened.is_none()) {
                 self.suspect(node, out);
@@ -75,7 +75,7 @@ impl Leader {
 
     /// Members whose keys are gone, or whose name another node bears, may be dead: their ports can tell.
     fn suspect_absent(&self, out: &mut Vec<LeaderOutput>) {
-        let Some(view) = &self.view else { return };
+        let Some(view) = self.known.view() else { return };
         for (node, member) in view.roster.members() {
             if member.absent.is_some() || member.evicted.is_some() {
                 self.suspect(node, out);
@@ -97,13 +97,13 @@ impl Leader {
         let round: Versioned<RoundRecord> =
             Versioned::parse(one(1).ok_or("its round is gone: was the store emptied?")?)?;
         let spec = self.spec_of(one(0), strays)?;
-        self.desired_at = one(2).map_or(Revision::NONE, |kv| kv.mod_revision);
+        self.read.desired_at = one(2).map_or(Revision::NONE, |kv| kv.mod_revision);
         let desired = one(2).map(Versioned::<Desired>::parse).transpose();
         let desired = desired.map(|desired| desired.map(|it| it.value)).unwrap_or_else(|problem| {
             strays.push(format!("{problem} What was desired before holds: delete it, and ask again with elasticctl"));
-            self.view.as_ref().map(|old| old.desired.clone())
+            self.known.view().map(|old| old.desired.clone())
         });
-        let read = self.checkpoint_read(one(3), self.view.is_some(), &round.value, strays);
+        let read = self.checkpoint_read(one(3), self.known.view().is_some(), &round.value, strays);
         // Where no round was sealed no one is at work: the job can end with that. Else it is not led, and works on.
         let unreadable_checkpoint = match read {
             Err(problem) if round.value.sealed.is_none() => Some(problem),
@@ -111,34 +111,34 @@ impl Leader {
         };
         self.secret_read(one(8), strays);
         let last = one(7).map(|kv| history::number(&self.keys, &kv.key));
-        self.history_counts = last != Some(None);
-        self.next_event = last.flatten().map_or(0, |last| last.saturating_add(1));
+        self.read.uncounted = last == Some(None);
+        self.read.next_event = last.flatten().map_or(0, |last| last.saturating_add(1));
 
         // What this leader has observed is kept.
-        let old = self.view.take();
+        let old = self.known.view();
         let stage = |round: &RoundRecord| (round.number, round.state, round.paused);
         let same_state = |old: &View| stage(&old.round.value) == stage(&round.value);
         let mut view = View {
             spec,
             desired: desired.unwrap_or_default(),
-            planned_here: old.as_ref().is_some_and(|old| old.planned_here && old.round.modified == round.modified),
+            planned_here: old.is_some_and(|old| old.planned_here && old.round.modified == round.modified),
             elected: self.elected,
             former: self.former.clone(),
-            since: old.as_ref().filter(|old| same_state(old)).map_or(now, |old| old.since),
+            since: old.filter(|old| same_state(old)).map_or(now, |old| old.since),
             roster: Roster::new(self.node.clone()),
-            quick: old.as_ref().map_or_else(Default::default, |old| old.quick),
-            probe: old.as_ref().and_then(|old| old.probe),
+            quick: old.map_or_else(Default::default, |old| old.quick),
+            probe: old.and_then(|old| old.probe),
             stale_rounds: Default::default(),
             tombstones: Default::default(),
             strays: Default::default(),
             unreadable_checkpoint,
-            faults: old.as_ref().map(|old| old.faults.clone()).unwrap_or_default().read(now, &round.value.faults),
+            faults: old.map(|old| old.faults.clone()).unwrap_or_default().read(now, &round.value.faults),
             round,
         };
-        for (node, contact) in old.as_ref().map_or(&self.early, |old| old.roster.contacts()) {
+        for (node, contact) in self.known.contacts() {
             view.roster.change_contact(node, |new| *new = *contact);
         }
-        let read = Reading { keys: &self.keys, old: old.as_ref(), now };
+        let read = Reading { keys: &self.keys, old, now };
         read.nodes(&mut view, many(4), strays);
         read.seats(&mut view, many(6), strays);
         read.tombstones(&mut view, many(5), strays);
@@ -162,13 +162,13 @@ impl Leader {
             Ok(spec) => return Ok(spec.value),
             Err(problem) => problem,
         };
-        let Some(spec) = self.view.as_ref().map(|old| old.spec.clone()).or_else(|| self.known_spec.clone()) else {
+        let Some(spec) = self.known.view().map(|old| old.spec.clone()).or_else(|| self.known_spec.clone()) else {
             return Err(problem);
         };
         strays.push(format!("{problem} The leader writes it again, as it knows it"));
         let as_read = kv.map_or(Revision::NONE, |kv| kv.mod_revision);
         let guards = [Guard::modified(self.keys.leader(), self.term), Guard::modified(&key, as_read)];
-        self.mend = Some(Txn::of([Op::put(&key, to_json(&spec))]).guarded(guards));
+        self.read.mend = Some(Txn::of([Op::put(&key, to_json(&spec))]).guarded(guards));
         Ok(spec)
     }
 
@@ -182,9 +182,9 @@ impl Leader {
         strays: &mut Vec<String>,
     ) -> Result<(), String> {
         match kv.map(Versioned::<Checkpoint>::parse).transpose() {
-            Ok(read) => self.checkpoint = read.map(|read| read.value),
+            Ok(read) => self.read.checkpoint = read.map(|read| read.value),
             Err(problem) => {
-                let known = self.checkpoint.clone().or_else(|| round.checkpoint.clone());
+                let known = self.read.checkpoint.clone().or_else(|| round.checkpoint.clone());
                 if known.is_none() && !read_before {
                     return Err(problem);
                 }
@@ -195,10 +195,10 @@ impl Leader {
                 strays.push(format!(
                     "{problem} Training resumes from {holds}, as before, and no checkpoint is committed: delete it"
                 ));
-                self.checkpoint = known;
+                self.read.checkpoint = known;
             }
         }
-        self.pointer = kv.map_or(Revision::NONE, |kv| kv.mod_revision);
+        self.read.pointer = kv.map_or(Revision::NONE, |kv| kv.mod_revision);
         Ok(())
     }
 
@@ -219,17 +219,18 @@ impl Leader {
         match update {
             // A snapshot takes the place of what was known in one scope only: reading all is as cheap and simpler.
             WatchUpdate::Snapshot { revision, .. } => {
-                self.behind = self.behind.max(revision);
+                self.news.behind = self.news.behind.max(revision);
                 self.reload(false);
             }
             WatchUpdate::Broken(error) => {
-                self.over = true;
+                self.stage = Stage::Over;
                 out.push(LeaderOutput::Broken(error));
             }
             WatchUpdate::Events(events) => {
                 for event in events {
-                    if matches!(self.doing, Some(Doing::Load)) {
-                        self.meanwhile.push(event.clone());
+                    if matches!(&self.stage, Stage::Busy(doing) if matches!(**doing, Doing::Load)) {
+                        // mutant news_forgotten: self.news.meanwhile.push(event.clone()) => {}
+                        self.news.meanwhile.push(event.clone());
                     }
                     self.tell(now, event, out);
                 }
@@ -238,7 +239,7 @@ impl Leader {
     }
 
     fn tell(&mut self, now: Time, event: Event, out: &mut Vec<LeaderOutput>) {
-        if event.revision() > self.loaded
+        if event.revision() > self.news.loaded
             && let Err(problem) = self.event(now, event, out)
         {
             self.warn(problem, out);
@@ -255,7 +256,7 @@ impl Leader {
         }
         if event.key() == self.keys.round() {
             // Its own writes come back too. Of another's, only the next generation's first record stands.
-            self.round_news = self.round_news.max(event.revision());
+            self.news.of_round = self.news.of_round.max(event.revision());
             return Ok(());
         }
         if event.key() == self.keys.desired() {
@@ -269,23 +270,23 @@ impl Leader {
 
     fn checkpoint_changed(&mut self, put: Option<&KeyValue>) -> Result<(), String> {
         let mut strays = Vec::new();
-        if let Some(view) = &self.view {
+        if let Some(view) = self.known.view() {
             let round = view.round.value.clone();
             self.checkpoint_read(put, true, &round, &mut strays)?;
         }
-        if let Some(view) = self.view.as_mut().filter(|_| strays.is_empty()) {
+        if let Some(view) = self.known.view_mut().filter(|_| strays.is_empty()) {
             view.unreadable_checkpoint = None;
         }
         strays.into_iter().next().map_or(Ok(()), Err)
     }
 
     fn desired_changed(&mut self, put: Option<&KeyValue>) -> Result<(), String> {
-        let Some(view) = &mut self.view else { return Ok(()) };
-        self.desired_at = put.map_or(Revision::NONE, |kv| kv.mod_revision);
+        let Some(view) = self.known.view_mut() else { return Ok(()) };
+        self.read.desired_at = put.map_or(Revision::NONE, |kv| kv.mod_revision);
         view.desired = put.map(Versioned::<Desired>::parse).transpose()?.map(|it| it.value).unwrap_or_default();
         // Its line of history came with it. Otherwise our next one would have its number.
-        if view.desired.asked.as_ref().is_some_and(|asked| asked.event == self.next_event) {
-            self.next_event += 1;
+        if view.desired.asked.as_ref().is_some_and(|asked| asked.event == self.read.next_event) {
+            self.read.next_event += 1;
         }
         Ok(())
     }
@@ -297,7 +298,7 @@ impl Leader {
         event: Event,
         out: &mut Vec<LeaderOutput>,
     ) -> Result<(), String> {
-        let Some(view) = &mut self.view else { return Ok(()) };
+        let Some(view) = self.known.view_mut() else { return Ok(()) };
         match event {
             Event::Put(kv) => {
                 let known = view.roster.node(node);

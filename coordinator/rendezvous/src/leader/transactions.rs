@@ -6,7 +6,8 @@ use super::super::decide::{Eviction, Form, MOST_EVICTIONS, Stale};
 use super::super::roster::{Evicted, SealedMember};
 use super::super::seats::Seat;
 use super::super::view::View;
-use super::{Doing, Leader, LeaderOutput};
+use super::state::Doing;
+use super::{Leader, LeaderOutput};
 use crate::job::{
     EventRecord, Failure, Fate, NodeId, Phase, RoundRecord, RoundState, Sealed, Tombstone, Versioned, history, to_json,
 };
@@ -21,22 +22,13 @@ impl Leader {
     pub(super) fn form_txn(&self, now: Time, view: &View, form: Form, reason: &str) -> (Doing, Txn) {
         let old = &view.round.value;
         let record = RoundRecord {
-            number: form.number,
-            generation: old.generation,
-            state: RoundState::Forming,
             sealed: old.sealed.filter(|_| !form.afresh),
-            group_world_size: 0,
-            world_size: 0,
-            master: None,
-            members_only: false,
             restarts: old.restarts + u32::from(form.charge),
             advance: form.advance.unwrap_or_else(|| old.advance.clone()),
             faults: form.faults,
-            checkpoint: None,
             leaving: view.drained_members(),
             paused: form.paused,
-            reason: reason.to_owned(),
-            cause: None,
+            ..RoundRecord::forming(form.number, old.generation, reason)
         };
         // The record is written once, and last, with the evictions that fit next to it: every node reads it each time
         // it is written.
@@ -56,7 +48,7 @@ impl Leader {
         // What is desired comes by another watch than the nodes do: who comes right after it was undrained may be known
         // before that is.
         let drains = evictions.iter().any(|eviction| eviction.drained);
-        let txn = txn.guarded(drains.then(|| Guard::modified(self.keys.desired(), self.desired_at)));
+        let txn = txn.guarded(drains.then(|| Guard::modified(self.keys.desired(), self.read.desired_at)));
         (Doing::Refuse { nodes }, txn)
     }
 
@@ -88,6 +80,7 @@ impl Leader {
                     drained: eviction.drained,
                 };
                 let node = &eviction.node;
+                // mutant no_tombstone: Op::put(self.keys.evicted(node), to_json(&tombstone)) => Op::get(self.keys.evicted(node))
                 [Op::delete(self.keys.node(node)), Op::put(self.keys.evicted(node), to_json(&tombstone))]
             })
             .collect()
@@ -98,8 +91,6 @@ impl Leader {
         let old = &view.round.value;
         let plan = view.round.modified;
         let record = RoundRecord {
-            number: old.number,
-            generation: old.generation,
             state: RoundState::Running,
             sealed: Some(Sealed { number: old.number, plan, nodes: seats.len() as u32 }),
             group_world_size: seats.len() as u32,
@@ -111,11 +102,9 @@ impl Leader {
             restarts: old.restarts,
             advance: old.advance.clone(),
             faults: old.faults.clone(),
-            checkpoint: self.checkpoint.clone(),
-            leaving: Vec::new(),
-            paused: false,
-            reason: reason.to_owned(),
-            cause: None,
+            // mutant seal_without_a_checkpoint: self.read.checkpoint.clone() => None
+            checkpoint: self.read.checkpoint.clone(),
+            ..RoundRecord::forming(old.number, old.generation, reason)
         };
         let mut rank_keys: Vec<Op> = seats
             .iter()
@@ -124,7 +113,9 @@ impl Leader {
         let last = rank_keys.split_off(rank_keys.len().saturating_sub(1) / BATCH * BATCH);
         let mut txns: VecDeque<Txn> = rank_keys.chunks(BATCH).map(|batch| self.guarded(batch.to_vec())).collect();
         let written = self.round_txn(now, &record, &[], last);
-        txns.push_back(written.guarded([Guard::modified(self.keys.checkpoint(), self.pointer)]));
+        let not_committed_since = Guard::modified(self.keys.checkpoint(), self.read.pointer);
+        // mutant seal_without_the_pointers_guard: written.guarded([not_committed_since]) => written
+        txns.push_back(written.guarded([not_committed_since]));
         let first = txns.pop_front().unwrap_or_default();
         (Doing::Seal { record, seats, rest: txns }, first)
     }
@@ -180,14 +171,15 @@ impl Leader {
             asked_by: None,
         };
         then.push(Op::put(self.keys.round(), to_json(record)));
-        then.extend(history::write(&self.keys, self.next_event, &event));
-        let unwritten = self.history_counts.then(|| history::unwritten(&self.keys, self.next_event));
+        let number = self.read.next_event;
+        then.extend(history::write(&self.keys, number, &event));
+        let unwritten = (!self.read.uncounted).then(|| history::unwritten(&self.keys, number));
         self.guarded(then).guarded(unwritten)
     }
 
     /// A transaction's guards held: takes its writes over into the view.
     pub(super) fn done(&mut self, now: Time, doing: Doing, result: &TxnResult, out: &mut Vec<LeaderOutput>) {
-        let Some(view) = &mut self.view else {
+        let Some(view) = self.known.view_mut() else {
             return self.load(now, result, out);
         };
         match doing {
@@ -254,8 +246,8 @@ impl Leader {
     }
 
     fn wrote_round(&mut self, record: RoundRecord, at: Revision) {
-        self.next_event += 1;
-        if let Some(view) = &mut self.view {
+        self.read.next_event += 1;
+        if let Some(view) = self.known.view_mut() {
             view.round = Versioned { value: record, created: view.round.created, modified: at };
         }
     }

@@ -25,13 +25,16 @@ impl Proofs {
     /// Until when workers may live.
     fn fence_point(&self, spec: &Spec) -> Time {
         let timings = &spec.timings;
+        // mutant fence_by_the_newer_proof: self.leased.min(self.round) => self.leased.max(self.round)
         let proven = self.leased.min(self.round);
+        // mutant fence_after_the_lease: timings.lease_ttl - timings.margin => timings.lease_ttl + timings.margin
         let by_proof = proven + (timings.lease_ttl - timings.margin);
         if spec.on_store_loss == OnStoreLoss::Fence {
             return by_proof;
         }
         let by_leader = self.held + (timings.lease_ttl - timings.margin);
         let at_most = proven + timings.takeover_delay.saturating_sub(timings.margin);
+        // mutant held_for_ever: by_leader.min(at_most) => by_leader
         by_proof.max(by_leader.min(at_most))
     }
 }

@@ -74,6 +74,7 @@ impl Member {
         match round.value.state {
             RoundState::Succeeded => return self.end(End::Succeeded, out),
             RoundState::Closed => return self.end(End::Closed, out),
+            // mutant generation_at_once: round.value.sealed => None
             RoundState::Failed if deserted => return self.begin_generation(&round, round.value.sealed, out),
             RoundState::Failed => return self.wait_for_leavers(now, result, value(3), out),
             _ => {}
@@ -177,7 +178,7 @@ impl Member {
     /// round, that spec says nothing.
     fn begin_job(&mut self, spec: Revision, out: &mut Out) {
         let keys = &self.setup.keys;
-        let round = first_round(1, 1);
+        let round = RoundRecord::forming(1, 1, "the job begins");
         let txn = Txn::of([
             Op::put(keys.spec(), to_json(&self.setup.spec)),
             Op::put(keys.secret(), to_json(&self.setup.secret)),
@@ -194,7 +195,8 @@ impl Member {
     /// as before any other round.
     fn begin_generation(&mut self, last: &Versioned<RoundRecord>, sealed: Option<Sealed>, out: &mut Out) {
         let keys = &self.setup.keys;
-        let round = RoundRecord { sealed, ..first_round(last.value.number + 1, last.value.generation + 1) };
+        let (number, generation) = (last.value.number + 1, last.value.generation + 1);
+        let round = RoundRecord { sealed, ..RoundRecord::forming(number, generation, RoundRecord::BEGINS_ANEW) };
         let txn = Txn::of([
             Op::put(keys.spec(), to_json(&self.setup.spec)),
             Op::put(keys.secret(), to_json(&self.setup.secret)),
@@ -236,9 +238,4 @@ fn secret_of(kv: Option<&KeyValue>, out: &mut Out) -> Option<JobSecret> {
         None
     });
     secret.map(|secret| secret.value)
-}
-
-fn first_round(number: u64, generation: u64) -> RoundRecord {
-    let reason = if generation == 1 { "the job begins" } else { RoundRecord::BEGINS_ANEW };
-    RoundRecord::forming(number, generation, reason)
 }

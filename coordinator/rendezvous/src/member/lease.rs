@@ -73,6 +73,7 @@ impl Member {
         }
         match result {
             Ok(true) => {
+                // mutant proven_by_the_answer: self.renewed.max(sent) => self.renewed.max(now)
                 self.renewed = self.renewed.max(sent);
                 self.prove_lease();
                 self.timers.set(Timer::Lease, sent + self.spec.timings.renewal());
@@ -90,6 +91,7 @@ impl Member {
     /// A lease proves something once the own key hangs on it: then anyone who finds the key gone knows that the lease
     /// is over.
     pub(super) fn prove_lease(&mut self) {
+        // mutant a_lease_counts_without_its_key: self.own.hangs_on(lease) => true
         if self.lease.id().is_some_and(|lease| self.own.hangs_on(lease)) {
             self.proofs.leased = self.proofs.leased.max(self.renewed);
         }

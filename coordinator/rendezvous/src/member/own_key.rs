@@ -103,6 +103,7 @@ impl OwnKey {
     fn put(&mut self, wanted: (NodeRecord, Option<LeaseId>)) -> Txn {
         let mut guards = vec![Guard::modified(&self.key, self.modified)];
         if self.created.is_none() {
+            // mutant reclaimed_in_spite_of_a_tombstone: guards.push(Guard::absent(&self.tombstone)) => {}
             guards.push(Guard::absent(&self.tombstone));
         }
         let put = Op::Put { key: self.key.clone(), value: to_json(&wanted.0), lease: wanted.1 };

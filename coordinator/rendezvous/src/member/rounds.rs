@@ -23,6 +23,7 @@ impl Member {
             // As good as deleted: no one can form or end a round any more.
             Err(problem) => return self.end(End::StoreLost(problem), out),
         };
+        // mutant old_news: known.modified >= round.modified => false
         if self.round.as_ref().is_some_and(|known| known.modified >= round.modified) {
             return;
         }
@@ -65,6 +66,7 @@ impl Member {
                 } else {
                     self.mode = Mode::Waiting(Some(round.number));
                 }
+                // mutant a_pause_lets_workers_rest: round.paused => false
                 if round.paused && !matches!(self.mode, Mode::Leaving(..)) {
                     self.stop_for_pause(round, out);
                 } else {
@@ -91,6 +93,7 @@ impl Member {
                 self.leave_by(now);
                 self.mode = Mode::Leaving(asked.saturating_sub(1), Some(asked));
             }
+            // mutant who_rests_is_not_paused: round.paused => false
             Mode::Waiting(_) | Mode::WarmingUp(_) if round.paused && self.workers != Workers::None => {
                 if let Mode::WarmingUp(_) = self.mode {
                     self.mode = Mode::Waiting(None);

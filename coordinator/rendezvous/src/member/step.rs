@@ -227,6 +227,7 @@ impl Member {
             // The watch is behind: the store will tell.
             self.timers.set(Timer::Prove, now);
         } else if word.revision == round.modified && word.revision == self.validated {
+            // mutant proven_by_the_answer: sent.minus(word.proof_age) => now
             self.proofs.round = self.proofs.round.max(sent.minus(word.proof_age));
             if self.workers != Workers::None {
                 self.timers.set(Timer::Prove, self.proofs.round + self.spec.timings.renewal() * 2);
@@ -364,6 +365,7 @@ impl Member {
         let idle = self.workers == Workers::None;
         let at_rest = self.workers.are_at_rest();
         let (phase, round, failure) = match &self.mode {
+            // mutant waiting_too_soon: at_rest => true
             Mode::Waiting(round) if at_rest => (Phase::Waiting, *round, None),
             // What it said to get its place stands until its workers run: the leader knows whom it gave one.
             Mode::Starting(round) => (Phase::Waiting, (!self.own.is_newcomers()).then_some(*round), None),

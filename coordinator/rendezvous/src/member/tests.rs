@@ -87,6 +87,31 @@ fn campaign(out: &[MemberOutput]) -> Option<&Txn> {
     })
 }
 
+/// The own record that it wants written.
+fn own_record(out: &[MemberOutput]) -> Option<NodeRecord> {
+    out.iter().find_map(|output| match output {
+        MemberOutput::Txn(Call::Own, txn) => txn.then.iter().find_map(|op| match op {
+            crate::kv::Op::Put { value, .. } => serde_json::from_slice(value).ok(),
+            _ => None,
+        }),
+        _ => None,
+    })
+}
+
+fn news(kv: KeyValue) -> MemberInput {
+    MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(kv)]))
+}
+
+/// Lets time pass until it campaigns; when that is, and what it has wanted.
+fn until_it_campaigns(member: &mut Member, mut out: Vec<MemberOutput>) -> (Time, Vec<MemberOutput>) {
+    let mut now = NOW;
+    while campaign(&out).is_none() {
+        now = member.deadline().expect("it campaigns");
+        out.extend(member.step(now, MemberInput::Tick));
+    }
+    (now, out)
+}
+
 #[test]
 fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
     let record = json!({ "node": "b:1", "peer": { "host": "mute", "port": 1 } }).to_string();
@@ -97,11 +122,9 @@ fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
         ("a leader without a lease, which may accept and never answer", record.as_str(), None),
     ] {
         // Given such a record, at the time of joining
-        let (mut member, mut out) = joined(Some(kv(key.clone(), value, 9, 9, lease)));
-        while campaign(&out).is_none() {
-            let at = member.deadline().filter(|at| *at < NOW + Duration::from_secs(5)).expect(what);
-            out.extend(member.step(at, MemberInput::Tick));
-        }
+        let (mut member, out) = joined(Some(kv(key.clone(), value, 9, 9, lease)));
+        let (at, out) = until_it_campaigns(&mut member, out);
+        assert!(at < NOW + Duration::from_secs(5), "{what}");
         // then it is replaced, if it is still there, and is named once
         assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(9))], "{what}");
         let warns = |output: &&MemberOutput| matches!(output, MemberOutput::Warn(line) if line.contains(&key));
@@ -110,14 +133,11 @@ fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
 
         // Given it later, over a leader that was there
         let held = kv(key.clone(), &record, 8, 8, Some(LeaseId(9)));
-        let (mut member, mut out) = joined(Some(held));
+        let (mut member, out) = joined(Some(held));
         assert!(out.iter().any(|output| matches!(output, MemberOutput::Pulse(Some(_)))), "{what}");
-        let event = Event::Put(kv(key.clone(), value, 8, 12, lease));
-        out = member.step(NOW, MemberInput::Watched(WatchUpdate::Events(vec![event])));
-        while campaign(&out).is_none() {
-            let at = member.deadline().filter(|at| *at < NOW + Duration::from_secs(5)).expect(what);
-            out.extend(member.step(at, MemberInput::Tick));
-        }
+        let out = member.step(NOW, news(kv(key.clone(), value, 8, 12, lease)));
+        let (at, out) = until_it_campaigns(&mut member, out);
+        assert!(at < NOW + Duration::from_secs(5), "{what}");
         assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(12))], "{what}");
     }
     // A leader with a lease is left alone.
@@ -152,13 +172,8 @@ fn members_campaign_before_nodes_without_a_place() {
     let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
     let leader = kv(keys().leader(), &leader, 8, 8, Some(LeaseId(9)));
     let first = |mut member: Member, term: i64| {
-        let mut out = member.step(NOW, MemberInput::LeaderDead(Revision(term)));
-        let mut now = NOW;
-        while campaign(&out).is_none() {
-            now = member.deadline().expect("it campaigns");
-            out = member.step(now, MemberInput::Tick);
-        }
-        now.since(NOW)
+        let out = member.step(NOW, MemberInput::LeaderDead(Revision(term)));
+        until_it_campaigns(&mut member, out).0.since(NOW)
     };
     let newcomer = joined_to(setup(), sealed_round(), None, Some(leader.clone())).0;
     assert!(first(newcomer, 8) >= Duration::from_millis(100));
@@ -343,13 +358,10 @@ fn a_new_leader_knows_whom_it_follows_and_since_when_that_is_silent() {
             member.step(heard, MemberInput::Word { sent: NOW, term: Revision(9), word });
         }
         // when the leader's key goes, and it is elected
-        let mut now = NOW + Duration::from_secs(9);
+        let now = NOW + Duration::from_secs(9);
         let gone = Event::Delete { key: keys().leader(), revision: Revision(30) };
-        let mut out = member.step(now, MemberInput::Watched(WatchUpdate::Events(vec![gone])));
-        while campaign(&out).is_none() {
-            now = member.deadline().expect("it campaigns");
-            out = member.step(now, MemberInput::Tick);
-        }
+        let out = member.step(now, MemberInput::Watched(WatchUpdate::Events(vec![gone])));
+        let (now, _) = until_it_campaigns(&mut member, out);
         let out = member.step(now, answer(Call::Campaign, true, 31, vec![]));
         // then
         let former = Former { node: NodeId::from_text("b:1"), dead: false, silent_since };
@@ -397,7 +409,7 @@ fn a_pause_stops_workers_as_a_leave_does_and_the_node_stays() {
             "number": number, "generation": 1, "state": "forming", "sealed": { "number": 1, "plan": 3, "nodes": 1 },
             "reason": "r", "paused": paused,
         });
-        MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(round(3, at, forming))]))
+        news(round(3, at, forming))
     };
     let grace = Duration::from_secs(30);
     // Given workers at work, they get a signal and have the grace of a leave
@@ -411,14 +423,7 @@ fn a_pause_stops_workers_as_a_leave_does_and_the_node_stays() {
     // A checkpoint committed in the grace counts.
     assert_eq!(member.credentials().map(|by| by.round), Some(1));
     let out = member.step(NOW, GroupReport::Stopped { master: None }.into());
-    let own = out.iter().find_map(|output| match output {
-        MemberOutput::Txn(Call::Own, txn) => txn.then.iter().find_map(|op| match op {
-            crate::kv::Op::Put { value, .. } => serde_json::from_slice::<NodeRecord>(value).ok(),
-            _ => None,
-        }),
-        _ => None,
-    });
-    assert_eq!(own.map(|own| (own.phase, own.round)), Some((crate::job::Phase::Waiting, Some(2))));
+    assert_eq!(own_record(&out).map(|own| (own.phase, own.round)), Some((crate::job::Phase::Waiting, Some(2))));
     assert!(!member.is_over());
 
     // Given workers that have quiesced for a round, or do so now, when that one is paused, then they end too
@@ -459,7 +464,6 @@ fn workers_that_were_started_ahead_are_gone_before_their_node_takes_its_place() 
     setup.record.warms_up = true;
     let (mut member, _) = joined_to(setup, forming(), None, None);
     member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
-    let news = |kv: KeyValue| MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(kv)]));
     let mut paused = forming();
     paused["paused"] = json!(true);
     let out = member.step(NOW, news(round(3, 12, paused)));
@@ -514,7 +518,6 @@ fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_th
         });
         round(3, at, record)
     };
-    let news = |kv: KeyValue| MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(kv)]));
     let quiesced = |whole| MemberInput::Agent(GroupReport::Quiesced { master: None, whole });
     for (warms_up, rests, lacks) in [
         (true, quiesced(false), true),
@@ -530,14 +533,7 @@ fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_th
         let has_workers = !matches!(rests, MemberInput::Agent(GroupReport::Stopped { .. }));
         let mut out = member.step(NOW, rests.clone());
         // then the node tells whether it lacks some
-        let own = out.iter().find_map(|output| match output {
-            MemberOutput::Txn(Call::Own, txn) => txn.then.iter().find_map(|op| match op {
-                crate::kv::Op::Put { value, .. } => serde_json::from_slice::<NodeRecord>(value).ok(),
-                _ => None,
-            }),
-            _ => None,
-        });
-        assert_eq!(own.map(|own| own.lacks_workers), Some(lacks), "{warms_up} {rests:?}");
+        assert_eq!(own_record(&out).map(|own| own.lacks_workers), Some(lacks), "{warms_up} {rests:?}");
         member.step(NOW, answer(Call::Own, true, 16, vec![Some(record(2, 15, "forming")), None]));
         // When the round is sealed without it
         member.step(NOW, news(record(2, 21, "running")));
@@ -553,5 +549,39 @@ fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_th
             let wanted = member.wanted().map(|own| (own.phase, own.round, own.lacks_workers));
             assert_eq!(wanted, Some((crate::job::Phase::Waiting, None, false)));
         }
+    }
+}
+
+#[test]
+fn a_node_that_cannot_join_in_time_ends_with_the_reason_and_does_not_hang() {
+    for answers in ["none", "late", "failures"] {
+        // Given a node whose read of the job is under way, or fails
+        let mut member = Member::new(setup());
+        let mut out = member.step(NOW, MemberInput::Tick);
+        assert!(matches!(out[..], [MemberOutput::Txn(Call::Join, _)]), "{out:?}");
+        let failed = || MemberInput::Answered {
+            call: Call::Join,
+            sent: NOW,
+            result: Err(StoreError::Unavailable { endpoints: "e".into(), cause: "refused".into() }),
+        };
+        if answers == "failures" {
+            member.step(NOW, failed());
+        }
+        // when join_timeout is over
+        let over = NOW + Duration::from_secs(60);
+        while let Some(at) = member.deadline().filter(|_| !member.is_over()) {
+            assert!(!member.is_stuck() && at <= over, "{answers}: {at:?}");
+            let late = answers == "late" && at == over;
+            out = member.step(at, if late { failed() } else { MemberInput::Tick });
+            if answers == "failures" && out.iter().any(|output| matches!(output, MemberOutput::Txn(..))) {
+                member.step(at, failed());
+            }
+        }
+        // then it ends
+        let end = out.iter().find_map(|output| match output {
+            MemberOutput::End(End::StoreLost(why)) => Some(why.as_str()),
+            _ => None,
+        });
+        assert!(end.is_some_and(|why| why.contains("gave up after join_timeout")), "{answers}: {out:?}");
     }
 }

@@ -6,9 +6,9 @@ mod index;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use self::index::Index;
+use self::index::{Index, Mark};
 use crate::job::{Fate, NodeId, Phase};
 use crate::kv::Revision;
 use crate::time::Time;
@@ -26,64 +26,7 @@ pub struct Roster {
     nodes: BTreeMap<NodeId, Present>,
     members: BTreeMap<NodeId, SealedMember>,
     contacts: BTreeMap<NodeId, Contact>,
-    /// Nodes and members, by name.
-    names: Index<String>,
-    /// Names that several bear.
-    shared_names: BTreeSet<String>,
-    /// Nodes by the place that each must have.
-    places: Index<u32>,
-    /// Places that several claim.
-    contested: BTreeSet<u32>,
-    /// Members by what they say.
-    says: Index<Says>,
-    /// Those of them that are neither gone nor out.
-    there: Index<Says>,
-    /// Members that are dead or without a key.
-    gone: BTreeSet<NodeId>,
-    /// Those of them that are not out: that were neither evicted nor left.
-    missing: BTreeSet<NodeId>,
-    /// Members that are out, and have a key: it is older than that, and its deletion under way.
-    late: BTreeSet<NodeId>,
-    /// Members that wait without some of their workers, and could start new ones ahead.
-    lacking: BTreeSet<NodeId>,
-    /// How many nodes there are whose workers cannot start ahead.
-    cold: usize,
-    /// Members that were evicted and may be at work until their fence point, by when they were.
-    settling: Index<Time>,
-    /// Members that are neither dead nor left, by when they were evicted, if they were, and what they say.
-    doubtful: Index<(Option<Time>, Says)>,
-    /// Members by the newest probe that they answered.
-    answered: Index<u64>,
-    /// Members that live and stay, by when they opened their stream.
-    opened: Index<Option<Time>>,
-    /// Members that were not evicted, except the own node, by the newest word that they have seen.
-    echoed: Index<Option<Time>>,
-    /// Nodes that could take a place in any round, by when their keys came into being.
-    newcomers: Index<Revision>,
-    /// The same, by when the leader saw them first.
-    arrivals: Index<Time>,
-}
-
-/// Where a node is filed.
-struct Marks {
-    names: Vec<String>,
-    place: Option<u32>,
-    cold: bool,
-    newcomer: Option<(Revision, Time)>,
-    member: Option<MemberMarks>,
-}
-
-struct MemberMarks {
-    says: Says,
-    gone: bool,
-    out: bool,
-    late: bool,
-    lacking: bool,
-    settling: Option<Time>,
-    doubtful: Option<Option<Time>>,
-    answered: u64,
-    opened: Option<Option<Time>>,
-    echoed: Option<Option<Time>>,
+    index: Index,
 }
 
 impl Roster {
@@ -94,24 +37,7 @@ impl Roster {
             nodes: BTreeMap::new(),
             members: BTreeMap::new(),
             contacts: BTreeMap::new(),
-            names: Index::default(),
-            shared_names: BTreeSet::new(),
-            places: Index::default(),
-            contested: BTreeSet::new(),
-            says: Index::default(),
-            there: Index::default(),
-            gone: BTreeSet::new(),
-            missing: BTreeSet::new(),
-            late: BTreeSet::new(),
-            lacking: BTreeSet::new(),
-            cold: 0,
-            settling: Index::default(),
-            doubtful: Index::default(),
-            answered: Index::default(),
-            opened: Index::default(),
-            echoed: Index::default(),
-            newcomers: Index::default(),
-            arrivals: Index::default(),
+            index: Index::default(),
         }
     }
 
@@ -205,16 +131,17 @@ impl Roster {
         let old = *contact;
         contact.heard = Some(now);
         contact.probe = old.probe.max(probe);
+        // mutant heard_from_receipt: old.echoed.max(echo) => old.echoed.max(Some(now))
         contact.echoed = old.echoed.max(echo);
         let new = *contact;
         if let Some(member) = self.members.get(node) {
             if member.evicted.is_none() && *node != self.own && new.echoed != old.echoed {
-                self.echoed.take(&old.echoed, node);
-                self.echoed.add(new.echoed, node);
+                self.index.file(Mark::Echoed(old.echoed), node, false);
+                self.index.file(Mark::Echoed(new.echoed), node, true);
             }
             if new.probe != old.probe {
-                self.answered.take(&old.probe, node);
-                self.answered.add(new.probe, node);
+                self.index.file(Mark::Answered(old.probe), node, false);
+                self.index.file(Mark::Answered(new.probe), node, true);
             }
         }
         new.probe != old.probe
@@ -222,113 +149,126 @@ impl Roster {
 
     /// Members that say this.
     pub(super) fn saying(&self, says: Says) -> impl Iterator<Item = &NodeId> {
-        self.says.entries.get(&says).into_iter().flatten().inspect(|_| looks::count())
+        self.filed(&Mark::Says(says))
     }
 
     /// How many members say this.
     pub(super) fn count_saying(&self, says: Says) -> usize {
-        self.says.entries.get(&says).map_or(0, BTreeSet::len)
+        self.index.count(&Mark::Says(says))
     }
 
     /// Members that are neither gone nor out, and say anything that `besides` does not hold for.
     pub(super) fn saying_not(&self, besides: impl Fn(Says) -> bool) -> impl Iterator<Item = &NodeId> {
-        let entries = self.there.entries.iter().filter(move |(says, _)| !besides(**says));
-        entries.flat_map(|(_, nodes)| nodes).inspect(|_| looks::count())
+        let there = self.index.between(Mark::There(None), Mark::Gone);
+        let other = there.filter(move |(mark, _)| matches!(mark, Mark::There(says) if !besides(*says)));
+        other.flat_map(|(_, nodes)| nodes).inspect(|_| looks::count())
     }
 
     /// Members that are dead or without a key.
-    pub(super) fn gone(&self) -> &BTreeSet<NodeId> {
-        &self.gone
+    pub(super) fn gone(&self) -> impl Iterator<Item = &NodeId> {
+        self.filed(&Mark::Gone)
     }
 
     /// Members that are gone, and not out.
     pub(super) fn missing(&self) -> impl Iterator<Item = &NodeId> {
-        self.missing.iter().inspect(|_| looks::count())
+        self.filed(&Mark::Missing)
     }
 
     /// Members that are out, though a key of theirs is still there.
     pub(super) fn late(&self) -> impl Iterator<Item = &NodeId> {
-        self.late.iter().inspect(|_| looks::count())
+        self.filed(&Mark::Late)
     }
 
     /// Members that wait without some of their workers, and could start new ones ahead.
     pub(super) fn lacking(&self) -> impl Iterator<Item = &NodeId> {
-        self.lacking.iter().inspect(|_| looks::count())
+        self.filed(&Mark::Lacking)
     }
 
     /// Whether the workers of all nodes that are there can start ahead.
     pub(super) fn all_warm_up(&self) -> bool {
-        self.cold == 0
+        self.index.count(&Mark::Cold) == 0
     }
 
     /// The last to be evicted of those that may be at work until their fence point: when.
     pub(super) fn last_unsettled(&self) -> Option<Time> {
-        self.settling.greatest().copied()
+        let settling = self.index.between(Mark::Settling(Time::ZERO), Mark::Doubtful(None, None));
+        settling.map(|(mark, _)| mark).next_back().and_then(Mark::time)
     }
 
     /// The last to be evicted of those that are neither dead nor left, and have not said that they `stopped`: when;
     /// within, None where none of them was evicted.
     pub(super) fn last_doubtful(&self, stopped: impl Fn(Says) -> bool) -> Option<Option<Time>> {
-        let keys = self.doubtful.entries.keys().rev().inspect(|_| looks::count());
-        keys.copied().find(|(_, says)| !stopped(*says)).map(|(evicted, _)| evicted)
+        let doubtful = self.index.between(Mark::Doubtful(None, None), Mark::Answered(0));
+        let mut marks = doubtful.map(|(mark, _)| mark).rev().inspect(|_| looks::count());
+        marks.find(|mark| matches!(mark, Mark::Doubtful(_, says) if !stopped(*says))).map(Mark::time)
     }
 
     /// Members that have not answered this probe.
     pub(super) fn unanswered(&self, probe: u64) -> impl Iterator<Item = &NodeId> {
-        self.answered.entries.range(..probe).flat_map(|(_, nodes)| nodes).inspect(|_| looks::count())
+        let nodes = self.index.between(Mark::Answered(0), Mark::Answered(probe)).flat_map(|(_, nodes)| nodes);
+        nodes.inspect(|_| looks::count())
     }
 
     /// When the last of the members that live and stay opened its stream: None where one has not; within, None where
     /// there is no such member.
     pub fn all_opened(&self) -> Option<Option<Time>> {
-        match self.opened.least() {
+        let mut opened = self.index.between(Mark::Opened(None), Mark::Echoed(None)).map(|(mark, _)| mark.time());
+        match opened.next() {
             Some(None) => None,
-            _ => Some(self.opened.greatest().copied().flatten()),
+            first => Some(opened.next_back().or(first).flatten()),
         }
     }
 
     /// The oldest of the words that the members have seen last, except the own node: None where one has seen none;
     /// within, None where there is no such member.
     pub(super) fn all_echoed(&self) -> Option<Option<Time>> {
-        match self.echoed.least() {
+        let mut echoed = self.index.between(Mark::Echoed(None), Mark::Comes).map(|(mark, _)| mark.time());
+        match echoed.next() {
             Some(None) => None,
-            oldest => Some(oldest.copied().flatten()),
+            oldest => Some(oldest.flatten()),
         }
     }
 
     /// Nodes that could take a place in any round, in the order in which they came.
     pub(super) fn newcomers(&self) -> impl Iterator<Item = &NodeId> {
-        self.newcomers.entries.values().flatten().inspect(|_| looks::count())
+        let came = self.index.between(Mark::Came(Revision::NONE), Mark::Arrived(Time::ZERO));
+        came.flat_map(|(_, nodes)| nodes).inspect(|_| looks::count())
     }
 
     /// How many they are.
     pub(super) fn count_newcomers(&self) -> usize {
-        self.newcomers.count
+        self.index.count(&Mark::Comes)
     }
 
     /// When the first and the last of them came.
     pub(super) fn arrivals(&self) -> Option<(Time, Time)> {
-        Some((*self.arrivals.least()?, *self.arrivals.greatest()?))
+        let mut arrived = self.index.between(Mark::Arrived(Time::ZERO), Mark::End).filter_map(|(mark, _)| mark.time());
+        let first = arrived.next()?;
+        Some((first, arrived.next_back().unwrap_or(first)))
     }
 
     /// Nodes and members of this name.
     pub(super) fn named(&self, name: &str) -> impl Iterator<Item = &NodeId> {
-        self.names.entries.get(name).into_iter().flatten().inspect(|_| looks::count())
+        self.filed(&Mark::Name(name.to_owned()))
     }
 
     /// Names that several bear.
-    pub(super) fn shared_names(&self) -> &BTreeSet<String> {
-        &self.shared_names
+    pub(super) fn shared_names(&self) -> impl Iterator<Item = &String> {
+        self.index.shared().filter_map(|mark| if let Mark::Name(name) = mark { Some(name) } else { None })
     }
 
     /// Nodes that claim this place.
     pub(super) fn claiming(&self, place: u32) -> impl Iterator<Item = &NodeId> {
-        self.places.entries.get(&place).into_iter().flatten().inspect(|_| looks::count())
+        self.filed(&Mark::Place(place))
     }
 
     /// Places that several claim.
-    pub(super) fn contested(&self) -> &BTreeSet<u32> {
-        &self.contested
+    pub(super) fn contested(&self) -> impl Iterator<Item = u32> {
+        self.index.shared().filter_map(|mark| if let Mark::Place(place) = mark { Some(*place) } else { None })
+    }
+
+    fn filed<'a>(&'a self, mark: &Mark) -> impl Iterator<Item = &'a NodeId> + use<'a> {
+        self.index.under(mark).inspect(|_| looks::count())
     }
 
     /// Whether a node waits for a place in any round. What it says is not enough: a member that was just given a place
@@ -340,139 +280,47 @@ impl Roster {
 
     fn change(&mut self, node: &NodeId, change: impl FnOnce(&mut Roster)) {
         looks::count();
-        let before = self.marks(node);
-        self.unmark(node, before);
+        for mark in self.marks(node) {
+            self.index.file(mark, node, false);
+        }
         change(self);
-        let after = self.marks(node);
-        self.mark(node, after);
+        for mark in self.marks(node) {
+            self.index.file(mark, node, true);
+        }
     }
 
-    fn marks(&self, node: &NodeId) -> Marks {
+    /// What a node is filed under.
+    fn marks(&self, node: &NodeId) -> Vec<Mark> {
         let contact = self.contacts.get(node).copied().unwrap_or_default();
         let present = self.nodes.get(node);
         let member = self.members.get(node);
         let names = present.map(|it| &it.record.name).into_iter().chain(member.map(|it| &it.rank.name));
-        Marks {
-            names: names.cloned().collect(),
-            place: present.and_then(|it| it.record.place),
-            cold: present.is_some_and(|it| !it.record.warms_up),
-            newcomer: present.filter(|_| !contact.dead && self.is_placeless(node)).map(|it| (it.created, it.arrived)),
-            member: member.map(|member| {
-                let evicted = member.evicted.is_some();
-                let out = evicted || member.left;
-                let dead = contact.dead || member.evicted.is_some_and(|evicted| evicted.fate == Fate::Dead);
-                let unknown = member.evicted.filter(|evicted| evicted.fate == Fate::Unknown && !contact.dead);
-                MemberMarks {
-                    says: present.and_then(|it| Some((it.record.round?, it.record.phase))),
-                    gone: contact.dead || member.absent.is_some(),
-                    out,
-                    late: out && present.is_some(),
-                    lacking: present.is_some_and(|it| it.record.lacks_workers),
-                    settling: unknown.map(|evicted| evicted.at),
-                    doubtful: (!dead && !member.left).then_some(member.evicted.map(|evicted| evicted.at)),
-                    answered: contact.probe,
-                    opened: (!evicted && present.is_some() && !contact.dead).then_some(contact.opened),
-                    echoed: (!evicted && *node != self.own).then_some(contact.echoed),
-                }
-            }),
+        let mut marks: Vec<Mark> = names.cloned().map(Mark::Name).collect();
+        if let Some(present) = present {
+            marks.extend(present.record.place.map(Mark::Place));
+            marks.extend((!present.record.warms_up).then_some(Mark::Cold));
+            if !contact.dead && self.is_placeless(node) {
+                marks.extend([Mark::Comes, Mark::Came(present.created), Mark::Arrived(present.arrived)]);
+            }
         }
-    }
-
-    fn mark(&mut self, node: &NodeId, marks: Marks) {
-        for name in marks.names {
-            self.names.add(name.clone(), node);
-            self.recount_name(name);
-        }
-        if let Some(place) = marks.place {
-            self.places.add(place, node);
-            self.recount_place(place);
-        }
-        self.cold += usize::from(marks.cold);
-        if let Some((created, arrived)) = marks.newcomer {
-            self.newcomers.add(created, node);
-            self.arrivals.add(arrived, node);
-        }
-        let Some(member) = marks.member else { return };
-        self.says.add(member.says, node);
-        self.answered.add(member.answered, node);
-        if member.gone {
-            self.gone.insert(node.clone());
-        }
-        match (member.gone, member.out) {
-            (false, false) => self.there.add(member.says, node),
-            (true, false) => drop(self.missing.insert(node.clone())),
-            (_, true) => {}
-        }
-        if member.late {
-            self.late.insert(node.clone());
-        }
-        if member.lacking {
-            self.lacking.insert(node.clone());
-        }
-        if let Some(evicted) = member.settling {
-            self.settling.add(evicted, node);
-        }
-        if let Some(evicted) = member.doubtful {
-            self.doubtful.add((evicted, member.says), node);
-        }
-        if let Some(opened) = member.opened {
-            self.opened.add(opened, node);
-        }
-        if let Some(echoed) = member.echoed {
-            self.echoed.add(echoed, node);
-        }
-    }
-
-    fn unmark(&mut self, node: &NodeId, marks: Marks) {
-        for name in marks.names {
-            self.names.take(&name, node);
-            self.recount_name(name);
-        }
-        if let Some(place) = marks.place {
-            self.places.take(&place, node);
-            self.recount_place(place);
-        }
-        self.cold -= usize::from(marks.cold);
-        if let Some((created, arrived)) = marks.newcomer {
-            self.newcomers.take(&created, node);
-            self.arrivals.take(&arrived, node);
-        }
-        let Some(member) = marks.member else { return };
-        self.says.take(&member.says, node);
-        self.answered.take(&member.answered, node);
-        self.gone.remove(node);
-        self.missing.remove(node);
-        self.there.take(&member.says, node);
-        self.late.remove(node);
-        self.lacking.remove(node);
-        if let Some(evicted) = member.settling {
-            self.settling.take(&evicted, node);
-        }
-        if let Some(evicted) = member.doubtful {
-            self.doubtful.take(&(evicted, member.says), node);
-        }
-        if let Some(opened) = member.opened {
-            self.opened.take(&opened, node);
-        }
-        if let Some(echoed) = member.echoed {
-            self.echoed.take(&echoed, node);
-        }
-    }
-
-    fn recount_name(&mut self, name: String) {
-        if self.names.entries.get(&name).is_some_and(|nodes| nodes.len() > 1) {
-            self.shared_names.insert(name);
-        } else {
-            self.shared_names.remove(&name);
-        }
-    }
-
-    fn recount_place(&mut self, place: u32) {
-        if self.places.entries.get(&place).is_some_and(|nodes| nodes.len() > 1) {
-            self.contested.insert(place);
-        } else {
-            self.contested.remove(&place);
-        }
+        let Some(member) = member else { return marks };
+        let evicted = member.evicted.is_some();
+        let (gone, out) = (contact.dead || member.absent.is_some(), evicted || member.left);
+        let dead = contact.dead || member.evicted.is_some_and(|evicted| evicted.fate == Fate::Dead);
+        // mutant eviction_is_a_death: evicted.fate == Fate::Unknown => false
+        let unknown = member.evicted.filter(|evicted| evicted.fate == Fate::Unknown && !contact.dead);
+        let says = present.and_then(|it| Some((it.record.round?, it.record.phase)));
+        let lacks = present.is_some_and(|it| it.record.lacks_workers);
+        marks.extend([Mark::Says(says), Mark::Answered(contact.probe)]);
+        marks.extend(gone.then_some(Mark::Gone));
+        marks.extend((!out).then_some(if gone { Mark::Missing } else { Mark::There(says) }));
+        marks.extend((out && present.is_some()).then_some(Mark::Late));
+        marks.extend(lacks.then_some(Mark::Lacking));
+        marks.extend(unknown.map(|evicted| Mark::Settling(evicted.at)));
+        marks.extend((!dead && !member.left).then_some(Mark::Doubtful(member.evicted.map(|it| it.at), says)));
+        marks.extend((!evicted && present.is_some() && !contact.dead).then_some(Mark::Opened(contact.opened)));
+        marks.extend((!evicted && *node != self.own).then_some(Mark::Echoed(contact.echoed)));
+        marks
     }
 }
 

@@ -214,32 +214,15 @@ fn a_former_leader_that_was_not_heard_for_one_ttl_has_stopped() {
     search::holds("former leader", FormerLeader { mutation: None }, &[SEALED, HELD]);
 }
 
-#[track_caller]
-fn breaks(mutation: Mutation) {
-    search::breaks(&format!("{mutation:?}"), FormerLeader { mutation: Some(mutation) }, FENCED);
-}
-
 #[test]
-fn a_successor_that_has_just_heard_it_may_have_answered_it() {
-    breaks(Mutation::SealAtOnce);
-}
-
-#[test]
-fn a_lease_without_its_key_tells_the_successor_nothing() {
-    breaks(Mutation::LeaseWithoutKey);
-}
-
-#[test]
-fn an_answer_counted_from_its_receipt_is_too_young() {
-    breaks(Mutation::HeardFromReceipt);
-}
-
-#[test]
-fn a_successor_that_is_no_member_is_not_missed() {
-    breaks(Mutation::NoMember);
-}
-
-#[test]
-fn a_store_that_loses_all_leases_takes_the_keys_of_nodes_with_young_proofs() {
-    breaks(Mutation::OldSilence);
+fn without_one_rule_it_has_not() {
+    for mutation in [
+        Mutation::SealAtOnce,
+        Mutation::LeaseWithoutKey,
+        Mutation::HeardFromReceipt,
+        Mutation::NoMember,
+        Mutation::OldSilence,
+    ] {
+        search::breaks(&format!("{mutation:?}"), FormerLeader { mutation: Some(mutation) }, FENCED);
+    }
 }

@@ -6,7 +6,7 @@ use elastic_rendezvous::time::Time;
 use elastic_rendezvous::{Credentials, LeaderInput, MemberInput};
 use elastic_store::{Guard, Op, OpResult, Revision, Scope, Txn};
 
-use crate::dice::{MS, SECOND};
+use crate::dice::{MS, SECOND, seconds};
 use crate::process::Input;
 use crate::service::{Answer, Asker, Request, failure, unavailable, unknown};
 use crate::world::{Happening, Mutation, World};
@@ -15,13 +15,15 @@ impl World {
     pub(crate) fn send(&mut self, p: usize, asker: Asker, request: Request) {
         let (sent, life, ticket) = (self.local(p), self.processes[p].life, self.fresh());
         self.store.open.insert(ticket);
-        let wrong = !self.healed && self.dice.chance(self.scenario.losing);
+        let wrong = self.goes_wrong(self.scenario.losing);
         let patience = self.dice.between(2 * SECOND, 6 * SECOND);
         let travels = if wrong && self.dice.chance(0.5) {
             // Longer than the caller waits, now and then: done, but never heard of.
-            self.dice.between(SECOND, 9 * SECOND)
+            let late = self.dice.between(SECOND, 9 * SECOND);
+            self.schedule(|| format!("a call of p{p} reaches the store only after {}", seconds(late)));
+            late
         } else {
-            self.hop()
+            self.hop(p)
         };
         if travels >= patience {
             self.fail(p, life, ticket, asker.clone(), sent, &request, patience);
@@ -60,11 +62,12 @@ impl World {
             self.promises.committed(credentials, evicted, round);
         }
         self.changed();
-        if !self.healed && self.dice.chance(self.scenario.losing) {
+        if self.goes_wrong(self.scenario.losing) {
             let after = self.dice.between(SECOND, 5 * SECOND);
+            self.schedule(|| format!("the store's answer to p{p} is lost"));
             return self.fail(p, life, ticket, asker, sent, &request, after);
         }
-        let hop = self.hop();
+        let hop = self.hop(p);
         self.at(hop, Happening::Answered { p, life, ticket, asker, sent, answer });
     }
 
@@ -82,7 +85,7 @@ impl World {
         let is_dropped = |key: &str| dropped.iter().any(|dropped| key == dropped || lies_under(key, dropped));
         txn.when.retain(|guard| match guard {
             Guard::Modified { key, .. } | Guard::Created { key, .. } => !is_dropped(key),
-            Guard::Empty { .. } => true,
+            Guard::Empty(..) => true,
         });
         Request::Txn(txn)
     }
@@ -152,10 +155,12 @@ impl World {
             return self.queue((self.now + after).max(broken), Happening::News { watch });
         }
         let Some(update) = self.store.news(watch) else { return };
-        let hop = if !self.healed && self.dice.chance(self.scenario.losing / 2.0) {
-            self.dice.between(SECOND, 8 * SECOND)
+        let hop = if self.goes_wrong(self.scenario.losing / 2.0) {
+            let late = self.dice.between(SECOND, 8 * SECOND);
+            self.schedule(|| format!("the store's news reach p{p} only after {}", seconds(late)));
+            late
         } else {
-            self.hop()
+            self.hop(p)
         };
         let when = (self.now + hop).max(self.store.watches[watch].free_at + 1);
         self.store.watches[watch].free_at = when;

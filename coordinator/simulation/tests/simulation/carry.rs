@@ -85,7 +85,7 @@ impl World {
         if let Some(while_) = process.trips.take_if(|_| !outputs.is_empty()) {
             process.frozen = true;
             process.held = outputs;
-            self.tell(|| format!("p{p} freezes before it does what it meant to"));
+            self.schedule(|| format!("p{p} freezes before it does what it meant to"));
             return self.at(while_, Happening::Fault(Fault::Thaw(p)));
         }
         for output in outputs {
@@ -234,7 +234,7 @@ impl World {
             LeaderOutput::Watch(scope, from) => self.watch(p, Some(term), scope, from),
             LeaderOutput::Probe(number) => self.probe(p, number),
             LeaderOutput::Suspect(node, peer) => {
-                let hop = self.hop();
+                let hop = self.hop(p);
                 let until = self.now + self.scenario.spec.timings.lease_ttl.as_nanos() as u64;
                 self.at(hop, Happening::Suspect { p, term, node, port: peer.port, until });
             }

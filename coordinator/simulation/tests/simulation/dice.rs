@@ -8,6 +8,12 @@ pub(crate) const SECOND: u64 = 1_000_000_000;
 /// A millisecond.
 pub(crate) const MS: u64 = 1_000_000;
 
+/// A span of the world's time, for people.
+pub(crate) fn seconds(span: u64) -> String {
+    format!("{:.1} s", span as f64 / SECOND as f64)
+}
+
+#[derive(Clone)]
 pub(crate) struct Dice(SmallRng);
 
 impl Dice {

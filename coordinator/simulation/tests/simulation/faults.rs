@@ -12,6 +12,7 @@ use crate::dice::{MS, SECOND};
 use crate::process::{Input, Process, Rest};
 use crate::scenario::FaultKind;
 use crate::service::Request;
+use crate::shrink::{Injected, Part};
 use crate::world::{Happening, World};
 
 #[derive(Debug, Clone)]
@@ -32,33 +33,61 @@ impl World {
     pub(crate) fn fault(&mut self, fault: Fault) {
         match fault {
             Fault::Strike if self.healed => {}
-            Fault::Strike => {
-                if let Some(kind) = self.dice.pick(&self.scenario.faults.clone()) {
-                    self.strike(kind);
-                }
-                let pause = self.dice.between(0, self.scenario.pace * 2);
-                self.at(pause, Happening::Fault(Fault::Strike));
-            }
+            Fault::Strike => self.inject(),
             Fault::Thaw(p) => self.thaw(p),
-            Fault::Reconnect(host) => self.hosts[host].cut_off = false,
+            Fault::Reconnect(host) => {
+                self.schedule(|| format!("host {host} reaches the store again"));
+                self.hosts[host].cut_off = false;
+            }
             Fault::Mend(a, b) => {
                 if self.scenario.apart != Some((a, b)) {
+                    self.schedule(|| format!("hosts {a} and {b} reach each other again"));
                     self.cuts.remove(&(a, b));
                 }
             }
             Fault::StoreBack { leases_lost } => {
-                self.tell(|| format!("the store is back; leases lost: {leases_lost}"));
+                self.schedule(|| format!("the store is back; leases lost: {leases_lost}"));
                 self.store.come_up(self.now, leases_lost);
                 self.changed();
             }
             Fault::Boot(host) => {
                 if !self.hosts[host].up {
-                    self.tell(|| format!("host {host} boots"));
+                    self.schedule(|| format!("host {host} boots"));
                     self.hosts[host].up = true;
                     self.hosts[host].boot += 1;
                 }
             }
             Fault::Finish => self.finish(),
+        }
+    }
+
+    /// Injects one of the scenario's faults, and later another: in a schedule that was shrunk, those of the whole schedule
+    /// that are kept.
+    fn inject(&mut self) {
+        let number = self.injected.len();
+        let edited = self.edit.as_ref().map(|edit| (edit.injected.get(number).cloned(), edit.injected.get(number + 1)));
+        let original = match edited {
+            Some((None, _)) => return,
+            Some((Some(this), next)) => Some((this, next.map(|next| next.at))),
+            None => None,
+        };
+        if let Some((this, _)) = &original {
+            self.dice = this.before.clone();
+        }
+        let before = self.dice.clone();
+        if self.keeps(Part::Fault(number))
+            && let Some(kind) = self.dice.pick(&self.scenario.faults.clone())
+        {
+            self.strike(kind);
+        }
+        let pause = self.dice.between(0, self.scenario.pace * 2);
+        let mut next = Some(self.now + pause);
+        if let Some((this, at)) = original {
+            (self.dice, next) = (this.after, at);
+        }
+        self.injected.push(Injected { at: self.now, before, after: self.dice.clone() });
+        if let Some(at) = next {
+            self.queue(at, Happening::Fault(Fault::Strike));
         }
     }
 
@@ -74,7 +103,7 @@ impl World {
             FaultKind::Worker | FaultKind::Slow => {}
             FaultKind::Kill => {
                 let Some(p) = self.some_process() else { return };
-                self.tell(|| format!("p{p} is killed"));
+                self.schedule(|| format!("p{p} is killed"));
                 self.die(p);
                 self.maybe_enter(self.processes[p].host);
             }
@@ -90,24 +119,25 @@ impl World {
                     self.processes[p].trips = Some(while_);
                     return;
                 }
-                self.tell(|| format!("p{p} freezes"));
+                self.schedule(|| format!("p{p} freezes"));
                 self.processes[p].frozen = true;
                 self.at(while_, Happening::Fault(Fault::Thaw(p)));
             }
             FaultKind::CutStore => {
-                self.tell(|| format!("host {host} cannot reach the store"));
+                self.schedule(|| format!("host {host} cannot reach the store"));
                 self.hosts[host].cut_off = true;
                 self.at(while_, Happening::Fault(Fault::Reconnect(host)));
             }
             FaultKind::Split => self.split(while_),
             FaultKind::CutPeers => self.cut_peers(host, while_),
             FaultKind::Outage => {
-                self.tell(|| "the store is away".into());
+                self.schedule(|| "the store is away".into());
                 self.store.go_down(self.now);
                 let leases_lost = self.dice.chance(0.3);
                 self.at(while_, Happening::Fault(Fault::StoreBack { leases_lost }));
             }
             FaultKind::Compact => {
+                self.schedule(|| "the store forgets its history".into());
                 self.store.forget_history();
                 for watch in 0..self.store.watches.len() {
                     if self.dice.chance(0.3) {
@@ -122,6 +152,7 @@ impl World {
             }
             FaultKind::Streams => {
                 let Some(p) = self.some_process() else { return };
+                self.schedule(|| format!("the stream of p{p} to its leader breaks"));
                 self.stream_broke(p);
             }
             FaultKind::Join => self.enter(host),
@@ -136,7 +167,7 @@ impl World {
     /// Splits the hosts into two sides that cannot reach each other. Only one side reaches the store.
     fn split(&mut self, while_: u64) {
         let away: Vec<bool> = self.hosts.iter().map(|_| self.dice.chance(0.5)).collect();
-        self.tell(|| format!("hosts are split: {away:?}"));
+        self.schedule(|| format!("hosts are split: {away:?}"));
         for a in 0..away.len() {
             if away[a] {
                 self.hosts[a].cut_off = true;
@@ -155,14 +186,14 @@ impl World {
         let all = self.dice.chance(0.5);
         for other in (0..self.hosts.len()).filter(|other| *other != host && (all || *other == only)) {
             let (a, b) = (host.min(other), host.max(other));
-            self.tell(|| format!("hosts {a} and {b} cannot reach each other"));
+            self.schedule(|| format!("hosts {a} and {b} cannot reach each other"));
             self.cuts.insert((a, b));
             self.at(while_, Happening::Fault(Fault::Mend(a, b)));
         }
     }
 
     fn kill_all(&mut self) {
-        self.tell(|| "every agent is killed".into());
+        self.schedule(|| "every agent is killed".into());
         for p in 0..self.processes.len() {
             self.die(p);
         }
@@ -176,6 +207,7 @@ impl World {
         let warming = |process: &Process| process.alive && process.rest == Rest::WarmingUp;
         let Some(p) = self.processes.iter().position(warming).or_else(|| self.some_process()) else { return };
         self.processes[p].drained = true;
+        self.schedule(|| format!("p{p} is drained"));
         let tree = self.processes[p].tree.as_ref().map(|tree| tree.id);
         if let Some(tree) = tree.filter(|_| self.dice.chance(0.5)) {
             // Told together with its workers, which are quicker to hear.
@@ -188,7 +220,7 @@ impl World {
 
     /// Nothing of what the host watches in the store reaches it for a while.
     pub(crate) fn deafen(&mut self, host: usize, while_: u64) {
-        self.tell(|| format!("host {host} hears nothing of the store"));
+        self.schedule(|| format!("host {host} hears nothing of the store"));
         let until = self.now + while_;
         for watch in 0..self.store.watches.len() {
             if self.processes[self.store.watches[watch].process].host == host {
@@ -254,7 +286,7 @@ impl World {
     /// Asks as `elasticctl` does: with a line of history of its own, which a leader must not write over.
     pub(crate) fn desire(&mut self, mut desired: Desired) {
         if self.store.up {
-            self.tell(|| format!("the operator wants {desired:?}"));
+            self.schedule(|| format!("the operator wants {desired:?}"));
             let by = Requester { name: "operator".into(), via: Via::Elasticctl };
             let event = self.next_line();
             desired.asked = Some(Asked { by: by.clone(), at_ms: 0, event });
@@ -303,7 +335,7 @@ impl World {
         if !std::mem::replace(&mut self.processes[p].frozen, false) || !self.processes[p].alive {
             return;
         }
-        self.tell(|| format!("p{p} thaws"));
+        self.schedule(|| format!("p{p} thaws"));
         for output in std::mem::take(&mut self.processes[p].held) {
             self.carry(p, output);
         }
@@ -348,7 +380,7 @@ impl World {
 
     /// A host is gone with all on it, and says nothing any more.
     fn crash_host(&mut self, host: usize) {
-        self.tell(|| format!("host {host} is lost"));
+        self.schedule(|| format!("host {host} is lost"));
         self.hosts[host].up = false;
         for p in 0..self.processes.len() {
             if self.processes[p].host == host {
@@ -366,7 +398,7 @@ impl World {
 
     /// Everything that was broken works again.
     pub(crate) fn heal(&mut self) {
-        self.tell(|| "everything works again".into());
+        self.schedule(|| "everything works again".into());
         self.healed = true;
         self.cuts = self.scenario.apart.into_iter().collect();
         for host in 0..self.hosts.len() {
@@ -406,7 +438,7 @@ impl World {
 
     /// Workers end well from now on.
     pub(crate) fn finish(&mut self) {
-        self.tell(|| "the work is done".into());
+        self.schedule(|| "the work is done".into());
         self.finishing = true;
         for p in 0..self.processes.len() {
             self.finish_soon(p);

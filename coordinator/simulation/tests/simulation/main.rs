@@ -4,6 +4,8 @@
 //! ```text
 //! ELASTIC_SEED=123 cargo test -p elastic-simulation --test simulation replay -- --ignored --nocapture
 //! ```
+//!
+//! A seed that breaks a promise ends as the shortest schedule that still breaks it, see `shrink.rs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -20,6 +22,7 @@ mod roles;
 mod scenario;
 mod schedule;
 mod service;
+mod shrink;
 mod story;
 mod workers;
 mod world;
@@ -29,7 +32,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use coverage::Coverage;
 use scenario::Family;
-use schedule::{Telling, run};
+use schedule::{Telling, run, run_edited};
+use shrink::{Edit, shrink};
 use world::Mutation;
 
 /// Seeds of one kind of scenario in one test.
@@ -41,22 +45,11 @@ fn play(seeds: Range<u64>) -> Coverage {
     for seed in seeds {
         let ran = run(seed, None, Telling::Silent);
         if ran.breach.is_some() {
-            tell(seed);
+            panic!("{}", shrink(seed, None));
         }
         coverage.add(&ran.coverage);
     }
     coverage
-}
-
-/// Plays a seed that broke a promise again, and tells its end.
-fn tell(seed: u64) -> ! {
-    let ran = run(seed, None, Telling::Kept);
-    let breach = ran.breach.expect("the same seed breaks the same promise");
-    panic!(
-        "seed {seed} breaks the promise \"{}\": {}\n\n{}\n\n{}\n\nto repeat it: ELASTIC_SEED={seed} cargo test -p \
-         elastic-simulation --test simulation replay -- --ignored --nocapture",
-        breach.promise, breach.what, ran.scenario, ran.story
-    );
 }
 
 /// Messages, answers and processes as late as a lease is long, and hosts that never reach each other.
@@ -94,12 +87,18 @@ fn crowds() {
     play(Family::CROWDS..Family::CROWDS + 12);
 }
 
-/// Plays the seed of the environment variable `ELASTIC_SEED`, telling everything.
+/// Runs the seed of the environment variable `ELASTIC_SEED`, and prints everything; of its schedule only the parts in
+/// `ELASTIC_ONLY`, if set.
 #[test]
 #[ignore = "plays one seed, for people"]
 fn replay() {
     let seed = number("ELASTIC_SEED").expect("ELASTIC_SEED says which seed to play");
-    let ran = run(seed, None, Telling::Aloud);
+    let edit = std::env::var("ELASTIC_ONLY").ok().map(|only| {
+        let kept =
+            only.split_terminator(',').map(|part| part.parse().unwrap_or_else(|error| panic!("ELASTIC_ONLY: {error}")));
+        Edit::of(&run(seed, None, Telling::Silent), kept)
+    });
+    let ran = run_edited(seed, None, edit, Telling::Aloud);
     println!("{}", ran.scenario);
     if let Some(breach) = ran.breach {
         panic!("seed {seed} breaks the promise \"{}\": {}", breach.promise, breach.what);
@@ -125,11 +124,12 @@ fn search() {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(number) = Some(next.fetch_add(1, Relaxed)).filter(|&number| number < count) {
-                    let kinds = [0, Family::LATE, Family::ROLES, Family::PAUSES, Family::EXCLUSIONS, Family::NEEDS];
-                    let seed = from + number + kinds[number as usize % kinds.len()];
+                    let seed = from + number + Family::FIRST[number as usize % Family::FIRST.len()];
                     if let Some(breach) = run(seed, None, Telling::Silent).breach {
                         println!("seed {seed} breaks the promise \"{}\": {:.400}", breach.promise, breach.what);
-                        broken.fetch_add(1, Relaxed);
+                        if broken.fetch_add(1, Relaxed) == 0 {
+                            println!("{}", shrink(seed, None));
+                        }
                     }
                     if number % 10_000 == 9_999 {
                         println!("{} seeds played", number + 1);

@@ -4,7 +4,7 @@ use elastic_rendezvous::job::{LeaderRecord, NodeId};
 use elastic_rendezvous::{LeaderInput, MemberInput};
 use elastic_store::Revision;
 
-use crate::dice::{MS, SECOND};
+use crate::dice::{MS, SECOND, seconds};
 use crate::process::{Input, Stream};
 use crate::world::{Happening, Mutation, World};
 
@@ -22,9 +22,12 @@ impl World {
         a == b || (self.hosts[a].up && self.hosts[b].up && !self.cuts.contains(&(a.min(b), a.max(b))))
     }
 
-    pub(crate) fn hop(&mut self) -> u64 {
-        if !self.healed && self.scenario.late > 0.0 && self.dice.chance(self.scenario.late) {
-            return self.dice.between(400 * MS, 8 * SECOND);
+    /// How long a message of or to this process takes.
+    pub(crate) fn hop(&mut self, p: usize) -> u64 {
+        if self.scenario.late > 0.0 && self.goes_wrong(self.scenario.late) {
+            let late = self.dice.between(400 * MS, 8 * SECOND);
+            self.schedule(|| format!("a message of p{p} takes {}", seconds(late)));
+            return late;
         }
         self.dice.mostly(3 * MS, 400 * MS)
     }
@@ -51,7 +54,7 @@ impl World {
             let stream =
                 Stream { id, leader: leader.node, port: leader.peer.port, open: false, term, probe: 0, echo: None };
             self.processes[p].stream = Some(stream);
-            let hop = self.hop();
+            let hop = self.hop(p);
             self.at(hop, Happening::Connect { p, stream: id });
         }
     }
@@ -62,7 +65,7 @@ impl World {
             && stream.open
             && self.reachable(p, usize::from(stream.port))
         {
-            let hop = self.hop();
+            let hop = self.hop(p);
             self.input_after(hop, usize::from(stream.port), Input::Closed { stream: stream.id });
         }
     }
@@ -73,7 +76,7 @@ impl World {
         self.end_stream(p);
         stream.open = false;
         stream.id = self.fresh();
-        let hop = self.hop();
+        let hop = self.hop(p);
         self.at(hop, Happening::Connect { p, stream: stream.id });
         self.processes[p].stream = Some(stream);
     }
@@ -101,7 +104,7 @@ impl World {
                     stream.open = true;
                 }
                 let node = self.processes[p].id();
-                let hop = self.hop();
+                let hop = self.hop(p);
                 self.input_after(hop, to, Input::Hello { from: p, stream: id, node });
                 self.at(hop, Happening::Beat { p, stream: id });
             }
@@ -132,7 +135,7 @@ impl World {
             return self.stream_broke(p);
         }
         let (sent, node) = (self.local(p), self.processes[p].id());
-        let hop = self.hop();
+        let hop = self.hop(p);
         self.input_after(
             hop,
             to,
@@ -162,7 +165,7 @@ impl World {
                     word.all_heard = Some(std::time::Duration::ZERO);
                 }
                 if self.reachable(p, from) && self.own_stream(from, stream).is_some() {
-                    let hop = self.hop();
+                    let hop = self.hop(p);
                     self.input_after(hop, from, Input::Word { stream, said: now, sent, term, word });
                 }
             }
@@ -211,7 +214,7 @@ impl World {
     pub(crate) fn probe(&mut self, p: usize, number: u64) {
         for (stream, from, _) in self.processes[p].streams.clone() {
             if self.reachable(p, from) {
-                let hop = self.hop();
+                let hop = self.hop(p);
                 self.input_after(hop, from, Input::Probe { stream, number });
             }
         }

@@ -82,7 +82,7 @@ impl World {
 
     /// Cuts hosts off from the store, and perhaps from all other hosts; they reach each other.
     fn isolate(&mut self, island: &[usize], while_: u64) {
-        self.tell(|| format!("hosts {island:?} cannot reach the store"));
+        self.schedule(|| format!("hosts {island:?} cannot reach the store"));
         for host in island {
             self.hosts[*host].cut_off = true;
             self.at(while_, Happening::Fault(Fault::Reconnect(*host)));
@@ -97,7 +97,7 @@ impl World {
     fn part(&mut self, one: usize, other: usize, while_: u64) {
         let (a, b) = (one.min(other), one.max(other));
         if a != b {
-            self.tell(|| format!("hosts {a} and {b} cannot reach each other"));
+            self.schedule(|| format!("hosts {a} and {b} cannot reach each other"));
             self.cuts.insert((a, b));
             self.at(while_, Happening::Fault(Fault::Mend(a, b)));
         }

@@ -145,6 +145,10 @@ impl Family {
     /// The first seed of jobs that exclude nodes and then need them.
     pub(crate) const NEEDS: u64 = 1 << 45;
 
+    /// The first seed of each, crowds excepted.
+    pub(crate) const FIRST: [u64; 6] =
+        [0, Family::LATE, Family::ROLES, Family::PAUSES, Family::EXCLUSIONS, Family::NEEDS];
+
     pub(crate) fn of(seed: u64) -> Family {
         match seed {
             Family::NEEDS.. => Family::Needing,

@@ -10,6 +10,7 @@ use crate::dice::{MS, SECOND};
 use crate::faults::Fault;
 use crate::promises::Breach;
 use crate::scenario::FaultKind;
+use crate::shrink::{Edit, Injected};
 use crate::world::{Happening, Mutation, World};
 
 /// The result of a seed.
@@ -17,6 +18,11 @@ pub(crate) struct Ran {
     pub(crate) breach: Option<Breach>,
     pub(crate) coverage: Coverage,
     pub(crate) story: String,
+    /// What went wrong, line by line.
+    pub(crate) schedule: Vec<String>,
+    pub(crate) injected: Vec<Injected>,
+    /// When it ended.
+    pub(crate) ended: u64,
     pub(crate) scenario: String,
 }
 
@@ -29,7 +35,13 @@ pub(crate) enum Telling {
 }
 
 pub(crate) fn run(seed: u64, mutation: Option<Mutation>, telling: Telling) -> Ran {
+    run_edited(seed, mutation, None, telling)
+}
+
+/// Runs those parts of a seed's schedule that an edit keeps.
+pub(crate) fn run_edited(seed: u64, mutation: Option<Mutation>, edit: Option<Edit>, telling: Telling) -> Ran {
     let mut world = World::new(seed, mutation);
+    world.edit = edit;
     world.story.told = telling != Telling::Silent;
     world.story.aloud = telling == Telling::Aloud;
     world.live();
@@ -37,6 +49,9 @@ pub(crate) fn run(seed: u64, mutation: Option<Mutation>, telling: Telling) -> Ra
         breach: world.promises.breach.clone(),
         story: world.story.end(),
         scenario: format!("{:?}", world.scenario),
+        schedule: world.story.schedule,
+        injected: world.injected,
+        ended: world.now,
         coverage: world.coverage,
     }
 }
@@ -63,6 +78,9 @@ impl World {
             self.at(at, Happening::Fault(Fault::Finish));
         }
         self.run_until(self.scenario.heal_at);
+        if self.promises.broken() {
+            return;
+        }
         self.heal();
         self.promises.healed = Some(self.now);
         self.converge();

@@ -1,4 +1,4 @@
-//! The last things that happened, in words.
+//! The schedule of what went wrong, and the last things that happened, in words.
 
 use std::collections::VecDeque;
 
@@ -14,6 +14,8 @@ pub(crate) struct Story {
     /// Print every line at once.
     pub(crate) aloud: bool,
     lines: VecDeque<String>,
+    /// What went wrong, all of it.
+    pub(crate) schedule: Vec<String>,
 }
 
 impl Story {
@@ -29,6 +31,14 @@ impl Story {
             self.lines.pop_front();
         }
         self.lines.push_back(line);
+    }
+
+    /// Tells a line that belongs to the schedule.
+    pub(crate) fn schedule(&mut self, now: u64, line: impl FnOnce() -> String) {
+        if self.told {
+            self.tell(now, line);
+            self.schedule.extend(self.lines.back().cloned());
+        }
     }
 
     pub(crate) fn end(&self) -> String {

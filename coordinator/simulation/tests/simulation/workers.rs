@@ -9,10 +9,6 @@ use crate::dice::{MS, SECOND};
 use crate::process::{Input, Rest, Tree};
 use crate::world::{Happening, Mutation, World};
 
-pub(crate) fn failure(class: FailureClass, message: &str) -> Failure {
-    Failure::new(class, message)
-}
-
 impl World {
     /// How long a kill takes: well within the margin, which exists for that.
     pub(crate) fn killing(&mut self) -> u64 {
@@ -33,7 +29,7 @@ impl World {
         process.start = Some(start);
         if late && self.mutation != Some(Mutation::GuardSleeps) {
             // The guard lets nothing start beyond the deadline.
-            let outcome = Outcome::Failed(failure(FailureClass::Lost, "the deadline had passed"));
+            let outcome = Outcome::Failed(Failure::new(FailureClass::Lost, "the deadline had passed"));
             return self.soon(p, Input::Member(GroupReport::Ended { round, outcome }.into()));
         }
         // Workers at rest continue unchanged. What was planned for them may still happen.
@@ -41,7 +37,7 @@ impl World {
         process.tree = Some(Tree { id, round, quiet: false, at_rest: false, short: false });
         let started = self.dice.mostly(2 * SECOND, 12 * SECOND);
         self.at(started, Happening::TreeStarted { p, tree: id, round });
-        if !self.healed && self.dice.chance(self.scenario.failing) {
+        if self.goes_wrong(self.scenario.failing) {
             let after = if self.dice.chance(0.3) { self.dice.between(0, started) } else { started };
             let after = after + self.dice.mostly(5 * SECOND, 40 * SECOND);
             self.at(after, Happening::TreeFails { p, tree: id, class: FailureClass::Own });
@@ -101,8 +97,8 @@ impl World {
             return;
         }
         let round = self.processes[p].tree.as_ref().map_or(0, |tree| tree.round);
-        self.tell(|| format!("p{p}: a worker of round {round} failed ({class:?})"));
-        let outcome = Outcome::Failed(failure(class, &format!("worker of p{p} in round {round} failed")));
+        self.schedule(|| format!("p{p}: a worker of round {round} failed ({class:?})"));
+        let outcome = Outcome::Failed(Failure::new(class, format!("worker of p{p} in round {round} failed")));
         self.promises.failed(round, class);
         self.soon(p, Input::Member(GroupReport::Ended { round, outcome }.into()));
         if class != FailureClass::Peer {
@@ -250,7 +246,7 @@ impl World {
         } else if self.processes[p].rest == Rest::WarmingUp {
             self.stop_workers(p, Duration::ZERO);
         } else if !tree.at_rest {
-            let outcome = Outcome::Failed(failure(FailureClass::Lost, "killed by the guard at the deadline"));
+            let outcome = Outcome::Failed(Failure::new(FailureClass::Lost, "killed by the guard at the deadline"));
             self.soon(p, Input::Member(GroupReport::Ended { round: tree.round, outcome }.into()));
         }
     }

@@ -16,6 +16,7 @@ use crate::process::{Host, Input, Process, Rest, setup};
 use crate::promises::Promises;
 use crate::scenario::Scenario;
 use crate::service::{Answer, Asker, Request, Service};
+use crate::shrink::{Edit, Injected, Part};
 use crate::story::Story;
 
 /// A fault of the checker's own making: each must be found.
@@ -82,6 +83,10 @@ pub(crate) struct World {
     /// Workers end well from now on.
     pub(crate) finishing: bool,
     pub(crate) mutation: Option<Mutation>,
+    /// The faults so far.
+    pub(crate) injected: Vec<Injected>,
+    /// The parts of the seed's schedule that are kept; all, if there is none.
+    pub(crate) edit: Option<Edit>,
 }
 
 impl World {
@@ -114,6 +119,8 @@ impl World {
             asked: Vec::new(),
             finishing: false,
             mutation,
+            injected: Vec::new(),
+            edit: None,
             scenario,
             dice,
         }
@@ -121,6 +128,20 @@ impl World {
 
     pub(crate) fn tell(&mut self, line: impl FnOnce() -> String) {
         self.story.tell(self.now, line);
+    }
+
+    /// Tells a line that belongs to the schedule: what breaks, and what comes back.
+    pub(crate) fn schedule(&mut self, line: impl FnOnce() -> String) {
+        self.story.schedule(self.now, line);
+    }
+
+    pub(crate) fn keeps(&self, part: Part) -> bool {
+        self.edit.as_ref().is_none_or(|edit| edit.keeps(part))
+    }
+
+    /// Whether something goes wrong that does so with this chance while faults continue.
+    pub(crate) fn goes_wrong(&mut self, chance: f64) -> bool {
+        !self.healed && self.dice.chance(chance) && self.keeps(Part::Second(self.now / SECOND))
     }
 
     pub(crate) fn fresh(&mut self) -> u64 {
@@ -160,7 +181,9 @@ impl World {
             self.happen(what);
             self.promises.check(self.now, &self.processes);
         }
-        self.now = self.now.max(until);
+        if !self.promises.broken() {
+            self.now = self.now.max(until);
+        }
     }
 
     fn happen(&mut self, what: Happening) {
@@ -256,14 +279,14 @@ impl World {
             evicted_by_operator: false,
         });
         self.send_away();
-        self.tell(|| format!("p{p} starts on host {host}"));
+        self.schedule(|| format!("p{p} starts on host {host}"));
         self.take(p, Input::Member(MemberInput::Tick));
     }
 
     pub(crate) fn watch(&mut self, p: usize, term: Option<Revision>, scope: Scope, from: Revision) {
         let life = self.processes[p].life;
         self.store.watch(p, life, term, scope, from);
-        let hop = self.hop();
+        let hop = self.hop(p);
         self.at(hop, Happening::News { watch: self.store.watches.len() - 1 });
     }
 

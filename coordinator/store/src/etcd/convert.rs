@@ -20,28 +20,28 @@ fn compare(guard: &Guard) -> Compare {
         Guard::Modified { key, revision } => Compare::mod_revision(key.as_str(), CompareOp::Equal, revision.0),
         // A comparison of a range holds if it holds for every key in it. No key has create revision zero, so this one
         // holds for an empty range alone. All keys are the range from \0 to \0.
-        Guard::Empty { prefix } if prefix.is_empty() => {
+        Guard::Empty(prefix) if prefix.is_empty() => {
             Compare::create_revision("\0", CompareOp::Equal, 0).with_range("\0")
         }
-        Guard::Empty { prefix } => Compare::create_revision(prefix.as_str(), CompareOp::Equal, 0).with_prefix(),
+        Guard::Empty(prefix) => Compare::create_revision(prefix.as_str(), CompareOp::Equal, 0).with_prefix(),
     }
 }
 
 fn operation(op: &Op) -> TxnOp {
     match op {
-        Op::Get { key } => TxnOp::get(key.as_str(), None),
-        Op::Range { prefix } => TxnOp::get(prefix.as_str(), Some(GetOptions::new().with_prefix())),
-        Op::Last { prefix } => {
+        Op::Get(key) => TxnOp::get(key.as_str(), None),
+        Op::Range(prefix) => TxnOp::get(prefix.as_str(), Some(GetOptions::new().with_prefix())),
+        Op::Last(prefix) => {
             let last = GetOptions::new().with_prefix().with_sort(SortTarget::Key, SortOrder::Descend).with_limit(1);
             TxnOp::get(prefix.as_str(), Some(last))
         }
-        Op::Count { prefix } => TxnOp::get(prefix.as_str(), Some(GetOptions::new().with_prefix().with_count_only())),
+        Op::Count(prefix) => TxnOp::get(prefix.as_str(), Some(GetOptions::new().with_prefix().with_count_only())),
         Op::Put { key, value, lease } => {
             let options = lease.map(|lease| PutOptions::new().with_lease(lease.0));
             TxnOp::put(key.as_str(), value.as_slice(), options)
         }
-        Op::Delete { key } => TxnOp::delete(key.as_str(), None),
-        Op::DeletePrefix { prefix } => TxnOp::delete(prefix.as_str(), Some(DeleteOptions::new().with_prefix())),
+        Op::Delete(key) => TxnOp::delete(key.as_str(), None),
+        Op::DeletePrefix(prefix) => TxnOp::delete(prefix.as_str(), Some(DeleteOptions::new().with_prefix())),
     }
 }
 
@@ -62,12 +62,12 @@ pub(super) fn result(txn: &Txn, response: TxnResponse) -> Option<TxnResult> {
 
 fn op_result(op: &Op, response: PbTxnOpResponse) -> Option<OpResult> {
     match (op, response) {
-        (Op::Count { .. }, PbTxnOpResponse::ResponseRange(range)) => Some(OpResult::Count(range.count)),
-        (Op::Get { .. } | Op::Range { .. } | Op::Last { .. }, PbTxnOpResponse::ResponseRange(range)) => {
+        (Op::Count(..), PbTxnOpResponse::ResponseRange(range)) => Some(OpResult::Count(range.count)),
+        (Op::Get(..) | Op::Range(..) | Op::Last(..), PbTxnOpResponse::ResponseRange(range)) => {
             Some(OpResult::Values(range.kvs.into_iter().map(key_value).collect()))
         }
         (Op::Put { .. }, PbTxnOpResponse::ResponsePut(_)) => Some(OpResult::Put),
-        (Op::Delete { .. } | Op::DeletePrefix { .. }, PbTxnOpResponse::ResponseDeleteRange(deleted)) => {
+        (Op::Delete(..) | Op::DeletePrefix(..), PbTxnOpResponse::ResponseDeleteRange(deleted)) => {
             Some(OpResult::Deleted(deleted.deleted))
         }
         _ => None,

@@ -20,15 +20,15 @@ impl Rights {
         for guard in &txn.when {
             match guard {
                 Guard::Created { key, .. } | Guard::Modified { key, .. } => rights.reads(key.clone()),
-                Guard::Empty { prefix } => rights.reads(all(prefix)),
+                Guard::Empty(prefix) => rights.reads(all(prefix)),
             }
         }
         for op in txn.then.iter().chain(&txn.otherwise) {
             match op {
-                Op::Get { key } => rights.reads(key.clone()),
-                Op::Range { prefix } | Op::Last { prefix } | Op::Count { prefix } => rights.reads(all(prefix)),
-                Op::Put { key, .. } | Op::Delete { key } => rights.writes(key.clone()),
-                Op::DeletePrefix { prefix } => rights.writes(all(prefix)),
+                Op::Get(key) => rights.reads(key.clone()),
+                Op::Range(prefix) | Op::Last(prefix) | Op::Count(prefix) => rights.reads(all(prefix)),
+                Op::Put { key, .. } | Op::Delete(key) => rights.writes(key.clone()),
+                Op::DeletePrefix(prefix) => rights.writes(all(prefix)),
             }
         }
         rights

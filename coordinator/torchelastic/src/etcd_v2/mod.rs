@@ -16,8 +16,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use async_trait::async_trait;
-
 use self::link::Links;
 use self::wire::HttpReply;
 use elastic_store::etcd::fault::Repeat;
@@ -155,16 +153,6 @@ pub enum News {
     Nothing,
 }
 
-/// A v2 key space: etcd's, and the model that simulations run on.
-#[async_trait]
-pub trait Keyspace: Send + Sync {
-    /// Carries out a request.
-    async fn request(&self, request: Request) -> Result<Answer>;
-
-    /// Waits for a change of `key`, or of anything in that directory, at or after `index`.
-    async fn wait(&self, key: &str, index: u64) -> Result<News>;
-}
-
 /// Longest that one long poll lasts: how long a dead connection goes unnoticed. etcd ends a poll after five minutes.
 const POLL: Duration = Duration::from_secs(60);
 
@@ -219,6 +207,42 @@ impl EtcdV2 {
         })
     }
 
+    /// Carries out a request.
+    ///
+    /// # Errors
+    /// etcd does not answer, or is another one than before. What etcd refuses is an answer.
+    pub async fn request(&self, request: Request) -> Result<Answer> {
+        let repeat = match &request {
+            // The outcome is the same, however often they are carried out.
+            Request::Read { .. } | Request::Refresh { .. } => Repeat::Safe,
+            _ => Repeat::Never,
+        };
+        let reply = self.inner.links.call(repeat, &wire::request(&request)).await?;
+        self.judge(reply, true)
+    }
+
+    /// Waits for a change of `key`, or of anything in that directory, at or after `index`.
+    ///
+    /// # Errors
+    /// As [`EtcdV2::request`], or a refused watch.
+    pub async fn wait(&self, key: &str, index: u64) -> Result<News> {
+        let query = format!("wait=true&recursive=true&waitIndex={index}");
+        let reply = match self.inner.links.poll(&wire::get(&wire::path(key), &query), POLL).await? {
+            Some(reply) if !reply.body.is_empty() => reply,
+            _ => return Ok(News::Nothing),
+        };
+        if let Some(news) = reply.news() {
+            return Ok(news);
+        }
+        match self.judge(reply, false)?.outcome {
+            Err(refusal @ Refusal::Other(..)) => Err(StoreError::Unavailable {
+                endpoints: self.endpoints(),
+                cause: format!("a watch was refused: {refusal}"),
+            }),
+            _ => Ok(News::Nothing),
+        }
+    }
+
     fn judge(&self, reply: HttpReply, linearizable: bool) -> Result<Answer> {
         let endpoints = self.endpoints();
         if let Some(cluster) = &reply.cluster {
@@ -259,36 +283,5 @@ fn without_v2(version: &str) -> String {
             "it is etcd {version}, which has none any more (3.5 was the last); use --rdzv-backend=etcd without api=v2 \
              on every node (torchrun has no such backend)"
         )
-    }
-}
-
-#[async_trait]
-impl Keyspace for EtcdV2 {
-    async fn request(&self, request: Request) -> Result<Answer> {
-        let repeat = match &request {
-            // The outcome is the same, however often they are carried out.
-            Request::Read { .. } | Request::Refresh { .. } => Repeat::Safe,
-            _ => Repeat::Never,
-        };
-        let reply = self.inner.links.call(repeat, &wire::request(&request)).await?;
-        self.judge(reply, true)
-    }
-
-    async fn wait(&self, key: &str, index: u64) -> Result<News> {
-        let query = format!("wait=true&recursive=true&waitIndex={index}");
-        let reply = match self.inner.links.poll(&wire::get(&wire::path(key), &query), POLL).await? {
-            Some(reply) if !reply.body.is_empty() => reply,
-            _ => return Ok(News::Nothing),
-        };
-        if let Some(news) = reply.news() {
-            return Ok(news);
-        }
-        match self.judge(reply, false)?.outcome {
-            Err(refusal @ Refusal::Other(..)) => Err(StoreError::Unavailable {
-                endpoints: self.endpoints(),
-                cause: format!("a watch was refused: {refusal}"),
-            }),
-            _ => Ok(News::Nothing),
-        }
     }
 }

@@ -76,8 +76,7 @@ fn an_event_costs_the_same_whether_nodes_are_few_or_many() {
     // start their workers,
     for index in 0..NODES {
         revision += 1;
-        let runs = json!({ "phase": "running", "round": 1 });
-        let (cost, _) = cost(&mut leader, now, says(&scene.keys, index, revision, runs));
+        let (cost, _) = cost(&mut leader, now, says(&scene.keys, index, revision, super::running(1)));
         note("a node runs", cost);
     }
     // beat,
@@ -93,15 +92,13 @@ fn an_event_costs_the_same_whether_nodes_are_few_or_many() {
     }
     // and stop for the next round after one of them failed
     revision += 1;
-    let failed = json!({ "phase": "failed", "round": 1, "failure": { "class": "own", "message": "m" } });
-    let (cost_of_failure, wants) = cost(&mut leader, now, says(&scene.keys, 7, revision, failed));
+    let (cost_of_failure, wants) = cost(&mut leader, now, says(&scene.keys, 7, revision, failed("own", "m")));
     note("a node fails", cost_of_failure);
     assert!(txn(&wants).is_some());
     settle(&mut leader, now, &mut revision);
     for index in 0..NODES {
         revision += 1;
-        let waits = json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } });
-        let (cost, wants) = cost(&mut leader, now, says(&scene.keys, index, revision, waits));
+        let (cost, wants) = cost(&mut leader, now, says(&scene.keys, index, revision, waits(2)));
         match txn(&wants) {
             Some(_) => settle(&mut leader, now, &mut revision),
             None => note("a node stops", cost),
@@ -177,22 +174,20 @@ fn members_lost_while_others_are_waited_for_are_evicted_by_one_plan() {
     const LOST: usize = 20;
     // Given a job whose next round forms
     let (scene, mut leader, mut revision) = running_of(MEMBERS, MEMBERS - LOST);
-    let failed = json!({ "phase": "failed", "round": 1, "failure": { "class": "own", "message": "m" } });
     revision += 1;
-    leader.step(NOW, says(&scene.keys, MEMBERS - 1, revision, failed));
+    leader.step(NOW, says(&scene.keys, MEMBERS - 1, revision, failed("own", "m")));
     settle(&mut leader, NOW, &mut revision);
     // when some die one by one, while the others stop
-    let waits = json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } });
     for index in 0..LOST {
         assert_eq!(txn(&leader.step(NOW, LeaderInput::Dead(id(&name(index))))), None, "of {index}");
     }
     for index in LOST..MEMBERS - 1 {
         revision += 1;
-        assert_eq!(txn(&leader.step(NOW, says(&scene.keys, index, revision, waits.clone()))), None, "after {index}");
+        assert_eq!(txn(&leader.step(NOW, says(&scene.keys, index, revision, waits(2)))), None, "after {index}");
     }
     // then all of them are evicted by one plan, once the last of the others has stopped,
     revision += 1;
-    let wants = leader.step(NOW, says(&scene.keys, MEMBERS - 1, revision, waits));
+    let wants = leader.step(NOW, says(&scene.keys, MEMBERS - 1, revision, waits(2)));
     let stones = |op: &&Op| matches!(op, Op::Put { key, .. } if key.contains("/evicted/"));
     assert_eq!(txn(&wants).map(|txn| txn.then.iter().filter(stones).count()), Some(LOST));
     // and the round is sealed from that
@@ -226,9 +221,8 @@ fn a_leader_that_finds_members_evicted_while_their_round_runs_goes_on_from_there
 fn newcomers_where_nobody_stays_cost_the_same_however_many_were_lost() {
     // Given a job whose next round forms, and whose members do not stop in time
     let (scene, mut leader, mut revision) = running(NODES);
-    let failed = json!({ "phase": "failed", "round": 1, "failure": { "class": "own", "message": "m" } });
     revision += 1;
-    leader.step(NOW, says(&scene.keys, 7, revision, failed));
+    leader.step(NOW, says(&scene.keys, 7, revision, failed("own", "m")));
     settle(&mut leader, NOW, &mut revision);
     let late = NOW + Duration::from_millis(2500);
     leader.step(late, LeaderInput::Tick);
@@ -253,12 +247,8 @@ fn one_decision_is_enough_for_all_that_came() {
     let scene = Scene::new();
     let (mut leader, _) = scene.leader();
     settle(&mut leader, NOW, &mut 10);
-    let failed = |class: &str| {
-        let failure = json!({ "class": class, "message": "m" });
-        json!({ "phase": "failed", "round": 1, "failure": failure })
-    };
     for (at, (node, class)) in [("a", "peer"), ("b", "own")].into_iter().enumerate() {
-        let event = Event::Put(Scene::new().node(node, failed(class)).record(node, 20 + at as i64));
+        let event = Event::Put(Scene::new().node(node, failed(class, "m")).record(node, 20 + at as i64));
         let wants = leader.take(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
         assert_eq!(wants, [], "nothing is decided yet");
     }

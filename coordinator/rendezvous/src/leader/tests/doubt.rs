@@ -1,25 +1,23 @@
 //! What a leader does where it knows too little, or hears what cannot be.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::job::Fate;
 
-/// The tombstone that it wants written for a node.
-fn tombstone(scene: &Scene, wants: &[LeaderOutput], name: &str) -> Option<Tombstone> {
-    txn(wants)?.then.iter().find_map(|op| match op {
-        Op::Put { key, value, .. } if *key == scene.keys.evicted(&id(name)) => serde_json::from_slice(value).ok(),
-        _ => None,
-    })
-}
-
 fn waiting() -> Value {
     json!({ "phase": "waiting" })
+}
+
+/// A record that is not one of ours.
+fn rubbish(key: &str) -> KeyValue {
+    KeyValue { value: b"rubbish".to_vec(), ..kv(key.to_owned(), json!({}), 4) }
 }
 
 #[test]
 fn a_member_that_was_just_sealed_is_not_refused_by_a_drain() {
     for phase in ["running", "forming"] {
         // Given a round whose member b was a newcomer, and has not spoken since
-        let says_running = json!({ "phase": "running", "round": 1 });
         let mut scene = match phase {
             "running" => Scene::new(),
             _ => Scene::forming(json!({ "phase": "waiting", "round": 2 }), waiting()),
@@ -36,9 +34,7 @@ fn a_member_that_was_just_sealed_is_not_refused_by_a_drain() {
             continue;
         }
         // and it leaves as a member does once it has said that it works
-        let scene = scene.node("b", says_running);
-        let event = Event::Put(scene.record("b", 7));
-        let wants = leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
+        let (scene, wants) = says(&mut leader, scene, NOW, 7, "b", running(1));
         assert_eq!(round(&scene, &wants).expect("a round").leaving, ["b"]);
     }
 }
@@ -112,12 +108,11 @@ fn a_refusal_claims_nothing_about_workers_and_only_where_the_node_stands_as_know
 fn a_round_without_the_rank_keys_that_it_should_have_is_damage_and_no_success() {
     let done = json!({ "phase": "done", "round": 1 });
     let stopped = json!({ "phase": "stopped", "round": 2 });
-    let waits = json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } });
     for (ranks, size) in [(vec![], Some(2)), (vec!["a"], Some(2)), (vec![], None)] {
         for (what, mut scene) in [
             ("at work", Scene::new()),
             ("some done", Scene::new().node("a", done.clone())),
-            ("forming", Scene::forming(waits.clone(), json!({ "phase": "running", "round": 1 }))),
+            ("forming", Scene::forming(waits(2), running(1))),
             ("all have left", Scene::forming(stopped.clone(), stopped.clone())),
         ] {
             // Given a record that names more members than there are rank keys
@@ -154,10 +149,8 @@ fn a_beat_that_claims_what_was_not_said_yet_proves_nothing() {
         // Given a member that was heard, and is silent since
         let (mut leader, _) = Scene::new().leader();
         written(&mut leader, NOW, 7);
-        for node in ["a", "b"] {
-            leader.step(NOW, LeaderInput::Opened(id(node)));
-            leader.step(NOW, LeaderInput::Heard { node: id(node), probe: 0, echo: Some(NOW) });
-        }
+        opened(&mut leader);
+        heard(&mut leader, ["a", "b"], NOW);
         leader.step(later, LeaderInput::Heard { node: id("a"), probe: 0, echo: Some(later) });
         // when somebody speaks in its name
         leader.step(later, LeaderInput::Heard { node: id("b"), probe: u64::MAX, echo: Some(echo) });
@@ -172,8 +165,7 @@ fn a_beat_that_claims_what_was_not_said_yet_proves_nothing() {
 #[test]
 fn a_failure_that_blames_a_peer_is_judged_after_one_lease_whoever_has_not_answered() {
     // Given a failure that blames a peer, and a member that no probe reaches
-    let blame = json!({ "class": "peer", "message": "connection reset" });
-    let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
+    let scene = Scene::new().node("b", failed("peer", "connection reset"));
     let (mut leader, wants) = scene.leader();
     assert!(wants.contains(&LeaderOutput::Probe(1)));
     // then the leader wants to be called again when a lease has passed
@@ -195,8 +187,7 @@ fn a_failure_that_blames_a_peer_is_judged_after_one_lease_whoever_has_not_answer
 #[test]
 fn an_answer_to_an_earlier_rounds_probe_answers_no_later_one() {
     // Given members that answered a probe in round 1
-    let blame = json!({ "class": "peer", "message": "connection reset" });
-    let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
+    let scene = Scene::new().node("b", failed("peer", "connection reset"));
     let (mut leader, _) = scene.leader();
     for node in ["a", "b"] {
         leader.step(NOW, LeaderInput::Opened(id(node)));
@@ -206,17 +197,17 @@ fn an_answer_to_an_earlier_rounds_probe_answers_no_later_one() {
     let mut revision = 7;
     let mut says = |leader: &mut Leader, name, value: Value| {
         revision += 1;
-        let event = Event::Put(Scene::new().node(name, value).record(name, revision));
-        leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![event])))
+        put(leader, NOW, Scene::new().node(name, value).record(name, revision))
     };
     for node in ["a", "b"] {
-        says(&mut leader, node, json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } }));
+        says(&mut leader, node, waits(2));
     }
     written(&mut leader, NOW, 20);
     assert_eq!(leader.view().expect("a view").round.value.state, RoundState::Running);
     // when another failure in round 2 blames a peer
-    says(&mut leader, "a", json!({ "phase": "running", "round": 2 }));
-    let mut wants = says(&mut leader, "b", json!({ "phase": "failed", "round": 2, "failure": blame }));
+    says(&mut leader, "a", running(2));
+    let again = merged(failed("peer", "connection reset"), &json!({ "round": 2 }));
+    let mut wants = says(&mut leader, "b", again);
     if txn(&wants).is_some() {
         wants.extend(written(&mut leader, NOW, 30));
     }
@@ -228,12 +219,10 @@ fn an_answer_to_an_earlier_rounds_probe_answers_no_later_one() {
 #[test]
 fn a_record_that_is_not_ours_is_warned_of_and_does_not_stop_a_leader() {
     // Given rubbish where a newcomer's record, and a member's tombstone, should be
-    let blame = json!({ "class": "own", "message": "ValueError: boom" });
-    let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
+    let scene = Scene::new().node("b", failed("own", "ValueError: boom"));
     let mut store = scene.store();
-    let rubbish = |key: String| KeyValue { value: b"rubbish".to_vec(), ..kv(key, json!({}), 4) };
-    store[4].push(rubbish(scene.keys.node(&id("x"))));
-    store[5].push(rubbish(scene.keys.evicted(&id("a"))));
+    store[4].push(rubbish(&scene.keys.node(&id("x"))));
+    store[5].push(rubbish(&scene.keys.evicted(&id("a"))));
     let (leader, wants) = scene.led(store);
     // then a worker's failure is handled
     assert_eq!(round(&scene, &wants).map(|record| record.number), Some(2), "{wants:?}");
@@ -276,9 +265,7 @@ fn a_refusal_by_the_store_is_told_once_and_not_asked_for_five_times_a_second() {
 fn pruning_goes_on_until_the_last_stale_round() {
     // Given the keys of more rounds than one transaction takes
     let mut scene = Scene::new();
-    for name in ["a", "b"] {
-        scene = scene.node(name, json!({ "phase": "running", "round": 130 }));
-    }
+    scene = scene.node("a", running(130)).node("b", running(130));
     scene.round["number"] = json!(130);
     scene.round["sealed"] = json!({ "number": 130, "plan": 2, "nodes": 2 });
     let mut store = scene.store();
@@ -292,10 +279,10 @@ fn pruning_goes_on_until_the_last_stale_round() {
     // when it prunes
     let mut pruned = BTreeSet::new();
     for revision in 10..20 {
-        let Some(txn) = txn(&wants).filter(|txn| matches!(txn.then[..], [Op::DeletePrefix { .. }, ..])) else { break };
+        let Some(txn) = txn(&wants).filter(|txn| matches!(txn.then[..], [Op::DeletePrefix(..), ..])) else { break };
         assert!(txn.then.len() <= 128);
         pruned.extend(txn.then.iter().filter_map(|op| match op {
-            Op::DeletePrefix { prefix } => Some(prefix.clone()),
+            Op::DeletePrefix(prefix) => Some(prefix.clone()),
             _ => None,
         }));
         wants = written(&mut leader, NOW, revision);
@@ -310,17 +297,14 @@ fn tombstones_go_some_time_after_a_leader_first_saw_them() {
     // (twice the lease and the takeover delay)
     const STAYS: Duration = Duration::from_secs(2 * (10 + 60));
     // Given a round that runs fully, and tombstones of nodes that are no members, more than one transaction takes
-    let mut scene = Scene::new();
-    for name in ["a", "b"] {
-        scene = scene.node(name, json!({ "phase": "running", "round": 1 }));
-    }
+    let scene = Scene::new();
     let mut store = scene.store();
     let stone = json!({ "round": 1, "fate": "dead", "reason": "it is gone" });
     let evicted = |number| scene.keys.evicted(&id(&format!("x{number}")));
     store[5] = (0..130).map(|number| kv(evicted(number), stone.clone(), 4)).collect();
     let (mut leader, wants) = scene.led(store);
     assert_eq!(txn(&wants), None);
-    assert!(leader.wake.is_some_and(|at| at <= NOW + STAYS), "{:?}", leader.wake);
+    assert!(matches!(leader.stage, Stage::Idle { wake: Some(at) } if at <= NOW + STAYS), "{:?}", leader.stage);
 
     // then none goes before its time, and all go then
     let before = leader.step(NOW + (STAYS - Duration::from_secs(1)), LeaderInput::Tick);
@@ -342,7 +326,7 @@ fn tombstones_go_some_time_after_a_leader_first_saw_them() {
 fn deletes(wants: &[LeaderOutput]) -> Vec<String> {
     let ops = txn(wants).into_iter().flat_map(|txn| &txn.then);
     ops.filter_map(|op| match op {
-        Op::Delete { key } => Some(key.clone()),
+        Op::Delete(key) => Some(key.clone()),
         _ => None,
     })
     .collect()
@@ -350,9 +334,7 @@ fn deletes(wants: &[LeaderOutput]) -> Vec<String> {
 
 #[test]
 fn one_bad_record_does_not_stop_a_leader() {
-    let blame = json!({ "class": "own", "message": "ValueError: boom" });
-    let failed = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
-    let rubbish = |key: &str| vec![KeyValue { value: b"rubbish".to_vec(), ..kv(key.to_owned(), json!({}), 4) }];
+    let failed = Scene::new().node("b", failed("own", "ValueError: boom"));
     let saved = json!({ "step": 7, "path": "/c/7", "digest": "d", "round": 1 });
     for (at, key, gone) in [
         (0, failed.keys.spec(), true),
@@ -365,7 +347,7 @@ fn one_bad_record_does_not_stop_a_leader() {
             let mut scene = Scene { round: failed.round.clone(), nodes: failed.nodes.clone(), ..Scene::new() };
             scene.round["checkpoint"] = saved.clone();
             let mut store = scene.store();
-            store[at] = if gone { vec![] } else { rubbish(&key) };
+            store[at] = if gone { vec![] } else { vec![rubbish(&key)] };
             let (leader, mut wants) = match read_before {
                 false => {
                     let leader = Leader::new(id("x"), scene.keys.clone(), Revision(5), NOW, 0);
@@ -397,7 +379,7 @@ fn one_bad_record_does_not_stop_a_leader() {
     }
     // Where no one knows from where training resumes, no round is sealed while workers may be at work
     let mut store = failed.store();
-    store[3] = rubbish(&failed.keys.checkpoint());
+    store[3] = vec![rubbish(&failed.keys.checkpoint())];
     let (_, wants) = failed.led(store);
     assert!(matches!(&wants[..], [LeaderOutput::Warn(_)]), "{wants:?}");
 }
@@ -411,7 +393,7 @@ fn a_generation_without_rounds_ends_if_nobody_knows_where_training_resumes() {
     scene.nodes.iter_mut().for_each(|(_, says)| *says = json!({ "phase": "waiting" }));
     scene.ranks.clear();
     let mut store = scene.store();
-    store[3] = vec![KeyValue { value: b"rubbish".to_vec(), ..kv(scene.keys.checkpoint(), json!({}), 4) }];
+    store[3] = vec![rubbish(&scene.keys.checkpoint())];
 
     // then the job fails with that as its cause, which names the key and what to do
     let (mut leader, wants) = scene.led(store.clone());
@@ -429,8 +411,7 @@ fn a_generation_without_rounds_ends_if_nobody_knows_where_training_resumes() {
     let wants = written(&mut leader, NOW, 7);
     assert_eq!(round(&scene, &wants), None, "{wants:?}");
     let saved = json!({ "step": 7, "path": "/c/7", "digest": "d", "round": 1 });
-    let event = Event::Put(kv(scene.keys.checkpoint(), saved, 8));
-    leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
+    put(&mut leader, NOW, kv(scene.keys.checkpoint(), saved, 8));
     let wants = desired(&mut leader, &scene, NOW, 9, json!({}));
     assert_eq!(round(&scene, &wants).map(|record| record.state), Some(RoundState::Forming), "resumed: {wants:?}");
     let sealed = round(&scene, &written(&mut leader, NOW, 10)).expect("it continues");
@@ -457,8 +438,7 @@ fn a_leader_reads_one_line_of_history_and_not_all() {
     assert!(load.then.contains(&Op::last(scene.keys.events())));
     assert!(!load.then.contains(&Op::range(scene.keys.events())));
     // and continues after it
-    let blame = json!({ "class": "own", "message": "ValueError: boom" });
-    let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
+    let scene = Scene::new().node("b", failed("own", "ValueError: boom"));
     let mut store = scene.store();
     store[7] = vec![kv(scene.keys.event(41), json!({}), 4)];
     let (_, wants) = scene.led(store);
@@ -490,8 +470,7 @@ fn a_member_whose_record_is_rubbish_is_evicted_as_it_stands_there() {
 
 #[test]
 fn writes_that_never_hold_are_tried_with_pauses() {
-    let failed = json!({ "phase": "failed", "round": 1, "failure": { "class": "own", "message": "m" } });
-    let scene = Scene::new().node("b", failed);
+    let scene = Scene::new().node("b", failed("own", "m"));
     let (mut leader, mut wants) = scene.leader();
     let mut tries = 0;
     while txn(&wants).is_some() && tries < 20 {

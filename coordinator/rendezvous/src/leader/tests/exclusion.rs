@@ -5,15 +5,10 @@ use crate::job::{Exclusion, Fate, Faults};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn waits(round: u64) -> Value {
-    json!({ "phase": "waiting", "round": round, "master": { "host": "h", "port": 2 } })
-}
-
 /// b of a, b and c has failed, for the second time of two; round 2 forms.
 fn failing_twice(fewest: usize) -> Scene {
-    let failed = json!({ "phase": "failed", "round": 1, "failure": { "class": "own", "message": "boom" } });
     let mut scene = Scene { fewest, exclude_after: 2, ..Scene::new() };
-    scene = scene.node("c", json!({ "phase": "running", "round": 1 })).node("b", failed);
+    scene = scene.node("c", running(1)).node("b", failed("own", "boom"));
     scene.nodes.sort_by_key(|(name, _)| *name);
     scene.ranks.push("c");
     scene.round["group_world_size"] = json!(3);
@@ -55,8 +50,7 @@ fn who_fails_again_and_again_sits_out_and_comes_back() {
     let (mut scene, record) = sealed(&mut leader, scene, Vec::new());
     assert_eq!((record.group_world_size, &record.faults[0].excluded), (2, &excluded));
     written(&mut leader, NOW, 30);
-    let running = json!({ "phase": "running", "round": 2 });
-    let saying = [(31, "b", json!({ "phase": "waiting" })), (32, "a", running.clone()), (33, "c", running)];
+    let saying = [(31, "b", json!({ "phase": "waiting" })), (32, "a", running(2)), (33, "c", running(2))];
     for (revision, name, said) in saying {
         let wants;
         (scene, wants) = says(&mut leader, scene, NOW, revision, name, said);
@@ -66,13 +60,8 @@ fn who_fails_again_and_again_sits_out_and_comes_back() {
     written(&mut leader, NOW, 40);
     // and it stays out until its time is over, for which the leader wakes
     let over = NOW + MINUTE * 5;
-    let heard = |leader: &mut Leader, at: Time| {
-        for node in ["a", "c"] {
-            leader.step(at, LeaderInput::Heard { node: id(node), probe: 0, echo: Some(at) });
-        }
-    };
     let almost = NOW + (MINUTE * 5 - Duration::from_millis(1));
-    heard(&mut leader, almost);
+    heard(&mut leader, ["a", "c"], almost);
     assert_eq!(round(&scene, &leader.step(almost, LeaderInput::Tick)), None);
     assert_eq!(round(&scene, &written(&mut leader, almost, 41)), None);
     assert!(leader.deadline().is_some_and(|at| at <= over), "{:?}", leader.deadline());
@@ -107,8 +96,7 @@ fn nobody_is_excluded_whom_the_job_needs() {
 #[test]
 fn only_what_counts_against_the_job_counts_against_a_node() {
     for (class, counts) in [("own", true), ("lost", false), ("peer", true)] {
-        let failed = json!({ "phase": "failed", "round": 1, "failure": { "class": class, "message": "m" } });
-        let scene = failing_twice(2).node("b", failed);
+        let scene = failing_twice(2).node("b", failed(class, "m"));
         let (mut leader, mut wants) = scene.leader();
         if class == "peer" {
             // No one else had failed, so the failure is charged; but whose it was no one knows.
@@ -135,7 +123,7 @@ fn an_operator_excludes_a_node_and_takes_it_back() {
     assert!(has_a_place(&scene, &wants, 7, "a") && !has_a_place(&scene, &wants, 7, "b"));
     written(&mut leader, NOW, 10);
     let (scene, _) = says(&mut leader, scene, NOW, 11, "b", json!({ "phase": "waiting" }));
-    let (scene, wants) = says(&mut leader, scene, NOW, 11, "a", json!({ "phase": "running", "round": 2 }));
+    let (scene, wants) = says(&mut leader, scene, NOW, 11, "a", running(2));
     assert_eq!(round(&scene, &wants), None, "it stays out");
     written(&mut leader, NOW, 12);
     // when it is taken back, then it joins
@@ -158,28 +146,19 @@ fn an_operator_takes_back_what_the_job_has_excluded() {
 
 #[test]
 fn an_operator_evicts_a_node_whatever_it_says() {
-    let stone = |scene: &Scene, wants: &[LeaderOutput], name: &str| {
-        txn(wants)?.then.iter().find_map(|op| match op {
-            Op::Put { key, value, .. } if *key == scene.keys.evicted(&id(name)) => {
-                serde_json::from_slice::<Tombstone>(value).ok()
-            }
-            _ => None,
-        })
-    };
     // A member that runs, or stops for a round that forms, and a node without a place.
-    let running = Scene::new();
-    let forming = Scene::forming(waits(2), json!({ "phase": "running", "round": 1 }));
+    let forming = Scene::forming(waits(2), running(1));
     let mut newcomer = Scene::new().node("b", json!({ "phase": "waiting" }));
     newcomer.ranks = vec!["a"];
     newcomer.round["group_world_size"] = json!(1);
-    for mut scene in [running, forming, newcomer] {
+    for mut scene in [Scene::new(), forming, newcomer] {
         scene.desired = json!({ "evict": [id("b"), id("gone")] });
         let (mut leader, mut wants) = scene.leader();
         if scene.round["state"] == "forming" {
             // Found, it is written again first.
             wants = written(&mut leader, NOW, 7);
         }
-        let stone = stone(&scene, &wants, "b").unwrap_or_else(|| panic!("{wants:?}"));
+        let stone = tombstone(&scene, &wants, "b").unwrap_or_else(|| panic!("{wants:?}"));
         assert_eq!((stone.fate, stone.refused, stone.drained), (Fate::Unknown, true, false));
         assert!(stone.reason.contains("the operator evicted this node"), "{}", stone.reason);
     }
@@ -187,5 +166,5 @@ fn an_operator_evicts_a_node_whatever_it_says() {
     let done = json!({ "phase": "done", "round": 1 });
     let mut scene = Scene::new().node("b", done);
     scene.desired = json!({ "evict": [id("b")] });
-    assert!(stone(&scene, &scene.leader().1, "b").is_none());
+    assert!(tombstone(&scene, &scene.leader().1, "b").is_none());
 }

@@ -39,8 +39,7 @@ impl Job {
         let warms_up = self.newcomers_warm_up;
         let own = json!({ "incarnation": "1", "host": "h", "role": "default", "warms_up": warms_up });
         let record = merged(merged(about(name), &own), says);
-        let event = Event::Put(kv(self.scene.keys.node(&id(name)), record, self.revision));
-        self.leader.step(self.now, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
+        put(&mut self.leader, self.now, kv(self.scene.keys.node(&id(name)), record, self.revision));
         self.settle();
     }
 

@@ -14,8 +14,7 @@ fn writes(last: &str, desired: Value) -> (String, Vec<Guard>) {
     if leader.is_busy() {
         written(&mut leader, NOW, 7);
     }
-    let put = kv(scene.keys.desired(), desired, 9);
-    let wants = leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![Event::Put(put)])));
+    let wants = put(&mut leader, NOW, kv(scene.keys.desired(), desired, 9));
     let forms = txn(&wants).expect("b is drained");
     let line = forms.then.iter().find_map(|op| match op {
         Op::Put { key, .. } if key.starts_with(&scene.keys.events()) => Some(key.clone()),

@@ -12,8 +12,8 @@ mod pause;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::job::{JobId, Tombstone};
-use crate::kv::{KeyValue, OpResult};
+use crate::job::{JobId, RoundRecord, Tombstone};
+use crate::kv::{Event, KeyValue, OpResult, WatchUpdate};
 
 const NOW: Time = Time::from_millis(100_000);
 
@@ -173,10 +173,36 @@ fn round(scene: &Scene, wants: &[LeaderOutput]) -> Option<RoundRecord> {
     })
 }
 
+/// The tombstone that it wants written for a node.
+fn tombstone(scene: &Scene, wants: &[LeaderOutput], name: &str) -> Option<Tombstone> {
+    txn(wants)?.then.iter().find_map(|op| match op {
+        Op::Put { key, value, .. } if *key == scene.keys.evicted(&id(name)) => serde_json::from_slice(value).ok(),
+        _ => None,
+    })
+}
+
+/// A member of round 1 that failed.
+fn failed(class: &str, message: &str) -> Value {
+    json!({ "phase": "failed", "round": 1, "failure": { "class": class, "message": message } })
+}
+
+fn running(round: u64) -> Value {
+    json!({ "phase": "running", "round": round })
+}
+
+/// A member that waits for this round.
+fn waits(round: u64) -> Value {
+    json!({ "phase": "waiting", "round": round, "master": { "host": "h", "port": 2 } })
+}
+
+/// A key is written.
+fn put(leader: &mut Leader, now: Time, kv: KeyValue) -> Vec<LeaderOutput> {
+    leader.step(now, LeaderInput::Watched(WatchUpdate::Events(vec![Event::Put(kv)])))
+}
+
 /// What the operator desires arrives.
 fn desired(leader: &mut Leader, scene: &Scene, now: Time, revision: i64, desired: Value) -> Vec<LeaderOutput> {
-    let event = Event::Put(kv(scene.keys.desired(), desired, revision));
-    leader.step(now, LeaderInput::Watched(WatchUpdate::Events(vec![event])))
+    put(leader, now, kv(scene.keys.desired(), desired, revision))
 }
 
 /// A node says this.
@@ -189,9 +215,22 @@ fn says(
     says: Value,
 ) -> (Scene, Vec<LeaderOutput>) {
     let scene = scene.node(name, says);
-    let event = Event::Put(scene.record(name, revision));
-    let wants = leader.step(now, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
+    let wants = put(leader, now, scene.record(name, revision));
     (scene, wants)
+}
+
+/// a and b open their streams.
+fn opened(leader: &mut Leader) {
+    for node in ["a", "b"] {
+        leader.step(NOW, LeaderInput::Opened(id(node)));
+    }
+}
+
+/// These members beat, and have seen the leader's word of the same time.
+fn heard(leader: &mut Leader, names: [&str; 2], at: Time) {
+    for node in names {
+        leader.step(at, LeaderInput::Heard { node: id(node), probe: 0, echo: Some(at) });
+    }
 }
 
 /// Its transaction succeeds; what it wants then.
@@ -214,8 +253,7 @@ fn when_everybody_has_left_no_later_leader_waits_for_them() {
     assert!(leader.view().unwrap().roster.size() == 0);
 
     // Given one that stays, the round is its
-    let scene =
-        Scene::forming(stopped, json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } }));
+    let scene = Scene::forming(stopped, waits(2));
     let (mut leader, _) = scene.leader();
     let record = round(&scene, &written(&mut leader, NOW, 7)).unwrap();
     assert_eq!((record.state, record.group_world_size), (RoundState::Running, 1));
@@ -223,8 +261,7 @@ fn when_everybody_has_left_no_later_leader_waits_for_them() {
 
 #[test]
 fn a_round_s_store_is_for_its_members_alone_where_each_of_them_introduces_itself() {
-    let says =
-        |facts: Value| merged(json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } }), &facts);
+    let says = |facts: Value| merged(waits(2), &facts);
     let introduces = json!({ "introduces": true });
     for (of_b, alone) in [(introduces.clone(), true), (json!({}), false)] {
         let scene = Scene::forming(says(introduces.clone()), says(of_b.clone()));
@@ -238,9 +275,7 @@ fn a_round_s_store_is_for_its_members_alone_where_each_of_them_introduces_itself
 fn a_leaving_node_has_its_own_grace() {
     let scene = Scene::forming(json!({ "phase": "draining", "round": 1 }), json!({ "phase": "running", "round": 1 }));
     let (mut leader, _) = scene.leader();
-    for node in ["a", "b"] {
-        leader.step(NOW, LeaderInput::Opened(id(node)));
-    }
+    opened(&mut leader);
     written(&mut leader, NOW, 7);
     let evicted = |wants: &[LeaderOutput]| -> Vec<&'static str> {
         let stones = txn(wants).map_or(&[][..], |txn| &txn.then);
@@ -257,8 +292,7 @@ fn a_leaving_node_has_its_own_grace() {
 #[test]
 fn a_stream_that_opens_late_is_asked_the_probe_that_it_missed() {
     // Given a failure that blames a peer, at a leader whose members' streams are not there yet
-    let blame = json!({ "class": "peer", "message": "connection reset" });
-    let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
+    let scene = Scene::new().node("b", failed("peer", "connection reset"));
     let (mut leader, wants) = scene.leader();
     assert!(wants.contains(&LeaderOutput::Probe(1)));
     // when a's opens
@@ -276,24 +310,20 @@ fn a_stream_that_opens_late_is_asked_the_probe_that_it_missed() {
 #[test]
 fn who_is_told_to_stop_with_its_worker_leaves_and_does_not_fail() {
     // Given a worker that a signal asked to stop, and one that lost it
-    let signalled = json!({ "class": "signalled", "message": "signal 15 (SIGTERM)" });
-    let reset = json!({ "class": "peer", "message": "connection reset" });
-    let scene = Scene::new()
-        .node("b", json!({ "phase": "failed", "round": 1, "failure": signalled }))
-        .node("a", json!({ "phase": "failed", "round": 1, "failure": reset }));
+    let signalled = failed("signalled", "signal 15 (SIGTERM)");
+    let scene = Scene::new().node("b", signalled.clone()).node("a", failed("peer", "connection reset"));
     let (mut leader, wants) = scene.leader();
     assert_eq!((txn(&wants), leader.deadline()), (None, Some(NOW + Duration::from_millis(300))));
 
     // when its agent says within the pause that it leaves, then nothing is charged
     let scene = scene.node("b", json!({ "phase": "draining", "round": 1 }));
     let soon = NOW + Duration::from_millis(200);
-    let draining = scene.record("b", 7);
-    let wants = leader.step(soon, LeaderInput::Watched(WatchUpdate::Events(vec![Event::Put(draining)])));
+    let wants = put(&mut leader, soon, scene.record("b", 7));
     let record = round(&scene, &wants).unwrap();
     assert_eq!((record.number, record.restarts, record.reason.as_str()), (2, 0, "b leaves"));
 
     // When it says nothing, then it is a failure, and the one that counts
-    let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": signalled }));
+    let scene = Scene::new().node("b", signalled);
     let (mut leader, _) = scene.leader();
     let wants = leader.step(NOW + Duration::from_millis(300), LeaderInput::Tick);
     let record = round(&scene, &wants).unwrap();
@@ -302,11 +332,8 @@ fn who_is_told_to_stop_with_its_worker_leaves_and_does_not_fail() {
 
 #[test]
 fn a_node_that_had_to_end_its_workers_explains_what_its_peers_say() {
-    let lost = json!({ "class": "lost", "message": "its workers were killed at the fence point" });
-    let reset = json!({ "class": "peer", "message": "connection reset" });
-    let scene = Scene::new()
-        .node("b", json!({ "phase": "failed", "round": 1, "failure": lost }))
-        .node("a", json!({ "phase": "failed", "round": 1, "failure": reset }));
+    let lost = failed("lost", "its workers were killed at the fence point");
+    let scene = Scene::new().node("b", lost).node("a", failed("peer", "connection reset"));
     let (_, wants) = scene.leader();
     let record = round(&scene, &wants).unwrap();
     assert_eq!((record.number, record.restarts), (2, 0), "a change of membership is free: {}", record.reason);
@@ -318,15 +345,8 @@ fn a_drained_node_without_a_place_is_told_to_end_and_a_member_is_not() {
     let mut scene = Scene::new().node("c", json!({ "phase": "waiting" }));
     scene.desired = json!({ "drain": ["c"] });
     let (_, wants) = scene.leader();
-    let refusal = txn(&wants).expect("a transaction");
-    let stone = refusal.then.iter().find_map(|op| match op {
-        Op::Put { key, value, .. } if *key == scene.keys.evicted(&id("c")) => {
-            serde_json::from_slice::<Tombstone>(value).ok()
-        }
-        _ => None,
-    });
-    assert!(stone.is_some_and(|stone| stone.drained && stone.refused), "{wants:?}");
-    assert!(refusal.then.contains(&Op::delete(scene.keys.node(&id("c")))));
+    assert!(tombstone(&scene, &wants, "c").is_some_and(|stone| stone.drained && stone.refused), "{wants:?}");
+    assert!(txn(&wants).expect("a transaction").then.contains(&Op::delete(scene.keys.node(&id("c")))));
 
     scene.desired = json!({ "drain": ["a"] });
     let (_, wants) = scene.leader();
@@ -370,10 +390,7 @@ fn who_comes_right_after_it_was_undrained_is_not_turned_away() {
 
 #[test]
 fn a_node_that_lacks_workers_sits_a_round_out_where_the_others_are_enough() {
-    let waits = |lacks: bool| {
-        let master = json!({ "host": "h", "port": 2 });
-        json!({ "phase": "waiting", "round": 2, "master": master, "warms_up": true, "lacks_workers": lacks })
-    };
+    let waits = |lacks: bool| merged(waits(2), &json!({ "warms_up": true, "lacks_workers": lacks }));
     let sealed = |scene: &Scene| {
         let (mut leader, _) = scene.leader();
         let record = round(scene, &written(&mut leader, NOW, 7)).unwrap();

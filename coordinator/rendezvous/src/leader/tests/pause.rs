@@ -3,10 +3,6 @@
 use super::*;
 use crate::job::Fate;
 
-fn waits() -> Value {
-    json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } })
-}
-
 #[test]
 fn a_paused_job_waits_for_its_resume_and_goes_on_with_its_ranks() {
     for policy in ["failures", "all"] {
@@ -21,16 +17,14 @@ fn a_paused_job_waits_for_its_resume_and_goes_on_with_its_ranks() {
         written(&mut leader, NOW, 7);
 
         // when all have stopped, a newcomer too is there, and any time passes, then nothing is written
-        let (scene, wants) = says(&mut leader, scene, NOW, 8, "a", waits());
+        let (scene, wants) = says(&mut leader, scene, NOW, 8, "a", waits(2));
         assert_eq!(round(&scene, &wants), None);
-        let (scene, wants) = says(&mut leader, scene, NOW, 9, "b", waits());
+        let (scene, wants) = says(&mut leader, scene, NOW, 9, "b", waits(2));
         assert_eq!(round(&scene, &wants), None);
         let (scene, wants) = says(&mut leader, scene, NOW, 10, "c", json!({ "phase": "waiting" }));
         assert_eq!(round(&scene, &wants), None);
         let later = NOW + Duration::from_secs(100_000);
-        for node in ["a", "b"] {
-            leader.step(later, LeaderInput::Heard { node: id(node), probe: 0, echo: Some(later) });
-        }
+        heard(&mut leader, ["a", "b"], later);
         assert_eq!(round(&scene, &leader.step(later, LeaderInput::Tick)), None, "long after join_timeout");
         written(&mut leader, later, 11);
 
@@ -84,11 +78,9 @@ fn a_job_that_is_resumed_has_its_join_timeout_anew_and_a_paused_one_has_none() {
 #[test]
 fn members_have_the_time_of_a_leave_to_stop_for_a_pause_even_if_it_is_resumed_meanwhile() {
     // Given a job paused while a round forms, of which b has not stopped yet
-    let mut scene = Scene::forming(waits(), json!({ "phase": "running", "round": 1 }));
+    let mut scene = Scene::forming(waits(2), running(1));
     let (mut leader, _) = scene.leader();
-    for node in ["a", "b"] {
-        leader.step(NOW, LeaderInput::Opened(id(node)));
-    }
+    opened(&mut leader);
     written(&mut leader, NOW, 7);
     let paused_at = NOW + Duration::from_millis(1500);
     let wants = desired(&mut leader, &scene, paused_at, 8, json!({ "paused": true }));
@@ -102,40 +94,32 @@ fn members_have_the_time_of_a_leave_to_stop_for_a_pause_even_if_it_is_resumed_me
     assert_eq!(round(&scene, &leader.step(late, LeaderInput::Tick)), None, "drain_grace and margin are not over");
     written(&mut leader, late, 10);
     let wants;
-    (scene, wants) = says(&mut leader, scene, late, 11, "b", waits());
+    (scene, wants) = says(&mut leader, scene, late, 11, "b", waits(2));
     assert!(!round(&scene, &wants).unwrap().paused, "{wants:?}");
 
     // Given one that does not stop at all, it is evicted when that time is over, in the pause
-    let mut scene = Scene::forming(waits(), json!({ "phase": "running", "round": 1 }));
+    let mut scene = Scene::forming(waits(2), running(1));
     scene.desired = json!({ "paused": true });
     let (mut leader, _) = scene.leader();
     written(&mut leader, NOW, 7);
     let wants = leader.step(NOW + Duration::from_secs(31), LeaderInput::Tick);
-    let stone = txn(&wants).unwrap().then.iter().find_map(|op| match op {
-        Op::Put { key, value, .. } if *key == scene.keys.evicted(&id("b")) => {
-            serde_json::from_slice::<Tombstone>(value).ok()
-        }
-        _ => None,
-    });
-    assert_eq!(stone.unwrap().fate, Fate::Unknown);
+    assert_eq!(tombstone(&scene, &wants, "b").unwrap().fate, Fate::Unknown);
     assert!(round(&scene, &wants).unwrap().paused);
 }
 
 #[test]
 fn what_has_come_before_a_pause_counts_and_a_close_ends_it() {
-    let failure = json!({ "class": "own", "message": "boom" });
-    let failed = json!({ "phase": "failed", "round": 1, "failure": failure });
     let done = json!({ "phase": "done", "round": 1 });
     let paused = json!({ "paused": true });
     // A failure that is known is charged, and pauses the job as well.
-    let scene = Scene { desired: paused.clone(), ..Scene::new().node("b", failed) };
+    let scene = Scene { desired: paused.clone(), ..Scene::new().node("b", failed("own", "boom")) };
     let record = round(&scene, &scene.leader().1).unwrap();
     assert_eq!((record.restarts, record.paused), (1, true));
     // A job whose members are all done has succeeded.
     let scene = Scene { desired: paused.clone(), ..Scene::new().node("a", done.clone()).node("b", done) };
     assert_eq!(round(&scene, &scene.leader().1).unwrap().state, RoundState::Succeeded);
     // A new leader finds the pause, and keeps it.
-    let mut scene = Scene::forming(waits(), waits());
+    let mut scene = Scene::forming(waits(2), waits(2));
     (scene.round["paused"], scene.desired) = (json!(true), paused);
     let (mut leader, wants) = scene.leader();
     assert!(round(&scene, &wants).unwrap().paused);

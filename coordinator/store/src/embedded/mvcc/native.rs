@@ -45,21 +45,21 @@ fn compare(guard: &Guard) -> Compare {
         Guard::Created { key, revision } => (one(key), Target::CreateRevision(revision.0)),
         Guard::Modified { key, revision } => (one(key), Target::ModRevision(revision.0)),
         // No key that exists has create revision zero.
-        Guard::Empty { prefix } => (Span::prefix(prefix.as_bytes()), Target::CreateRevision(0)),
+        Guard::Empty(prefix) => (Span::prefix(prefix.as_bytes()), Target::CreateRevision(0)),
     };
     Compare { span, target, relation: Relation::Equal }
 }
 
 fn request(op: &Op) -> MvccRequest {
     match op {
-        Op::Get { key } => MvccRequest::Range(Range::of(one(key))),
-        Op::Range { prefix } => MvccRequest::Range(Range::of(Span::prefix(prefix.as_bytes()))),
-        Op::Last { prefix } => MvccRequest::Range(Range {
+        Op::Get(key) => MvccRequest::Range(Range::of(one(key))),
+        Op::Range(prefix) => MvccRequest::Range(Range::of(Span::prefix(prefix.as_bytes()))),
+        Op::Last(prefix) => MvccRequest::Range(Range {
             sort: Some(Sort { by: SortBy::Key, descending: true }),
             limit: Some(1),
             ..Range::of(Span::prefix(prefix.as_bytes()))
         }),
-        Op::Count { prefix } => {
+        Op::Count(prefix) => {
             MvccRequest::Range(Range { count_only: true, ..Range::of(Span::prefix(prefix.as_bytes())) })
         }
         Op::Put { key, value, lease } => MvccRequest::Put(Put {
@@ -68,8 +68,8 @@ fn request(op: &Op) -> MvccRequest {
             lease: lease.map_or(PutLease::None, PutLease::On),
             prev_kv: false,
         }),
-        Op::Delete { key } => MvccRequest::Delete(Delete { span: one(key), prev_kv: false }),
-        Op::DeletePrefix { prefix } => {
+        Op::Delete(key) => MvccRequest::Delete(Delete { span: one(key), prev_kv: false }),
+        Op::DeletePrefix(prefix) => {
             MvccRequest::Delete(Delete { span: Span::prefix(prefix.as_bytes()), prev_kv: false })
         }
     }
@@ -77,7 +77,7 @@ fn request(op: &Op) -> MvccRequest {
 
 fn result(op: &Op, response: Response) -> OpResult {
     match response {
-        Response::Range(range) if matches!(op, Op::Count { .. }) => OpResult::Count(range.count as i64),
+        Response::Range(range) if matches!(op, Op::Count(..)) => OpResult::Count(range.count as i64),
         Response::Range(range) => {
             OpResult::Values(range.records.iter().map(|record| KeyValue::from(&**record)).collect())
         }
