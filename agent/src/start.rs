@@ -5,10 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use elastic_store::listener;
-use tracing::Level;
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::{self, Stop, Task};
+use crate::cli::{self, AgentLog, Stop, Task};
 use crate::output::logs::Console;
 use crate::{guard, run, spare};
 
@@ -39,7 +38,7 @@ fn begin(task: Task) -> anyhow::Result<u8> {
         Task::Agent(options) => *options,
         Task::Spare(options) => {
             let console = Console::standard().context("open the console")?;
-            set_up_log(options.log_level, options.json_logs, console);
+            set_up_log(&options.log, console);
             return carry_out(spare::run(options));
         }
     };
@@ -48,7 +47,7 @@ fn begin(task: Task) -> anyhow::Result<u8> {
     // This comes after the fork: workers are the guard's children, and keep the limit that they were given.
     listener::raise_descriptor_limit();
     let console = Console::standard().context("open the console")?;
-    set_up_log(options.log_level, options.json_logs, console.clone());
+    set_up_log(&options.log, console.clone());
     carry_out(async { Ok(run::run_to_end(options, guard, console).await) })
 }
 
@@ -60,14 +59,21 @@ fn carry_out(task: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u
     code
 }
 
-fn set_up_log(level: Level, json: bool, console: Console) {
+fn set_up_log(own: &AgentLog, console: Console) {
     let libraries = "h2=warn,hyper=warn,hyper_util=warn,tonic=warn,tower=warn";
-    let filter = EnvFilter::builder().parse_lossy(format!("{level},{libraries}"));
+    let filter = EnvFilter::builder().parse_lossy(format!("{},{libraries}", own.level));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         // The log does not write to stderr itself: a reader of stderr that does not read must not hold up the agent.
         .with_writer(move || console.log())
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
-    if json { log.json().init() } else { log.init() }
+    if own.json {
+        log.json().init()
+    } else {
+        log.init()
+    }
+    for warning in &own.warnings {
+        tracing::warn!("{warning}");
+    }
 }

@@ -1,10 +1,11 @@
 //! The job as the store's keys tell it, and the sentences for what changes.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use elastic_rendezvous::job::{Checkpoint, Keys, NodeId, NodeRecord, RankRecord, RoundRecord, RoundState, Versioned};
-use elastic_store::{Event, KeyValue, Revision, WatchUpdate};
+use anyhow::bail;
+use elastic_rendezvous::job::overview::{Change, Job, Overview};
+use elastic_rendezvous::job::{JobId, Keys, NodeRecord, RoundRecord, RoundState, Versioned};
+use elastic_store::WatchUpdate;
 
 /// A round that was sealed.
 #[derive(Debug, Clone)]
@@ -23,97 +24,84 @@ pub(crate) struct Seal {
 /// What is known of a job.
 #[derive(Debug)]
 pub(crate) struct JobView {
-    keys: Keys,
-    pub(crate) nodes: BTreeMap<NodeId, NodeRecord>,
-    pub(crate) round: Option<RoundRecord>,
-    ranks: BTreeMap<(Revision, NodeId), RankRecord>,
-    pub(crate) checkpoint: Option<Checkpoint>,
+    job: JobId,
+    overview: Overview,
     pub(crate) seals: Vec<Seal>,
 }
 
 impl JobView {
-    pub(crate) fn new(keys: Keys) -> JobView {
-        let (nodes, ranks, seals) = Default::default();
-        JobView { keys, nodes, round: None, ranks, checkpoint: None, seals }
+    pub(crate) fn new(job: JobId) -> JobView {
+        JobView { job, overview: Overview::new(Keys::DEFAULT_PREFIX), seals: Vec::new() }
     }
 
     /// Takes in an update. Returns the sentences about what is worth telling.
     pub(crate) fn apply(&mut self, at: Duration, update: WatchUpdate) -> anyhow::Result<Vec<String>> {
-        match update {
-            WatchUpdate::Events(events) => {
-                let mut news = Vec::new();
-                for event in events {
-                    match event {
-                        Event::Put(kv) => news.extend(self.put(at, &kv)?),
-                        Event::Delete { key, .. } => self.delete(&key),
-                    }
-                }
-                Ok(news)
+        let events = match update {
+            WatchUpdate::Events(events) => events,
+            WatchUpdate::Snapshot { .. } => bail!("the store compacted history away while it was watched"),
+            WatchUpdate::Broken(error) => return Err(error.into()),
+        };
+        let mut news = Vec::new();
+        for event in &events {
+            let (before, nodes) = (self.round().cloned(), self.nodes().count());
+            let change = self.overview.apply(event).and_then(|(_, change)| change);
+            if let Some(problem) = self.overview.problems.pop() {
+                bail!(problem);
             }
-            WatchUpdate::Snapshot { .. } => anyhow::bail!("the store compacted history away while it was watched"),
-            WatchUpdate::Broken(error) => Err(error.into()),
+            if let Some(Change::Round(round)) = change {
+                // A leader that took over writes the record of the one before again.
+                let same = |old: RoundRecord| {
+                    (old.number, old.state, old.reason) == (round.number, round.state, round.reason.clone())
+                };
+                let told = self.turn(at, &round);
+                news.extend((!before.is_some_and(same)).then_some(told));
+            } else if self.nodes().count() > nodes
+                && let Some(node) = self.nodes().find(|node| node.modified == event.revision())
+            {
+                news.push(format!("{} is here and waits for a place", node.value.name));
+            }
         }
+        Ok(news)
+    }
+
+    fn job(&self) -> Option<&Job> {
+        self.overview.jobs.get(&self.job)
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &Versioned<NodeRecord>> {
+        self.job().into_iter().flat_map(|job| job.nodes.values())
+    }
+
+    pub(crate) fn round(&self) -> Option<&RoundRecord> {
+        self.job()?.round.as_ref().map(|round| &round.value)
     }
 
     /// The node that goes by a name now, and its rank in the sealed round.
     pub(crate) fn node(&self, name: &str) -> Option<(&NodeRecord, Option<u32>)> {
-        let (id, record) = self.nodes.iter().find(|(_, record)| record.name == name)?;
-        let plan = self.round.as_ref().and_then(|round| round.sealed).map(|sealed| sealed.plan);
-        let rank = plan.and_then(|plan| self.ranks.get(&(plan, id.clone()))).map(|rank| rank.first_rank);
-        Some((record, rank))
+        let job = self.job()?;
+        let (id, node) = job.nodes.iter().find(|(_, node)| node.value.name == name)?;
+        Some((&node.value, job.rank(id).map(|rank| rank.first_rank)))
     }
 
     /// The number of a running round with this many nodes.
     pub(crate) fn running_with(&self, nodes: u32) -> Option<u64> {
-        let round = self.round.as_ref()?;
+        let round = self.round()?;
         (round.state == RoundState::Running && round.group_world_size == nodes).then_some(round.number)
-    }
-
-    fn put(&mut self, at: Duration, kv: &KeyValue) -> anyhow::Result<Option<String>> {
-        let bad = anyhow::Error::msg::<String>;
-        if kv.key == self.keys.round() {
-            let round = Versioned::<RoundRecord>::parse(kv).map_err(bad)?.value;
-            // A leader that took over writes the record of the one before again.
-            let same =
-                |old: &RoundRecord| (old.number, old.state, &old.reason) == (round.number, round.state, &round.reason);
-            let known = self.round.as_ref().is_some_and(same);
-            let news = self.turn(at, &round);
-            self.round = Some(round);
-            return Ok((!known).then_some(news));
-        }
-        if kv.key == self.keys.checkpoint() {
-            self.checkpoint = Some(Versioned::parse(kv).map_err(bad)?.value);
-        } else if let Some((_, plan, node)) = self.keys.rank_of(&kv.key) {
-            self.ranks.insert((plan, node), Versioned::parse(kv).map_err(bad)?.value);
-        } else if let Some(node) = Keys::node_of(&self.keys.nodes(), &kv.key) {
-            let record = Versioned::<NodeRecord>::parse(kv).map_err(bad)?.value;
-            let is_new = self.nodes.insert(node, record.clone()).is_none();
-            return Ok(is_new.then(|| format!("{} is here and waits for a place", record.name)));
-        }
-        Ok(None)
     }
 
     fn turn(&mut self, at: Duration, round: &RoundRecord) -> String {
         let number = round.number;
-        let step = |checkpoint: &Option<Checkpoint>| checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
         match round.state {
             RoundState::Forming => format!("{} → forming round {number}", round.reason),
             RoundState::Running => {
-                let (nodes, resume) = (round.group_world_size, step(&round.checkpoint));
-                let committed = step(&self.checkpoint);
-                let reason = round.reason.clone();
+                let (nodes, reason) = (round.group_world_size, round.reason.clone());
+                let resume = round.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+                let committed = self.job().and_then(|job| job.checkpoint.as_ref());
+                let committed = committed.map_or(0, |checkpoint| checkpoint.value.step);
                 self.seals.push(Seal { round: number, nodes, reason, at, resume, committed });
                 format!("round {number} with {nodes} nodes, step {committed} is committed")
             }
             state => format!("round {number}: the job has {state}"),
-        }
-    }
-
-    fn delete(&mut self, key: &str) {
-        if let Some(node) = Keys::node_of(&self.keys.nodes(), key) {
-            self.nodes.remove(&node);
-        } else if let Some((_, plan, node)) = self.keys.rank_of(key) {
-            self.ranks.remove(&(plan, node));
         }
     }
 }

@@ -123,7 +123,7 @@ impl<'a> Run<'a> {
             training: stage.training.arguments(&folder),
         };
         let tail = Tail::new(&folder.join(TRACE));
-        let (agents, job_view, started) = (Agents::new(options), JobView::new(keys), Instant::now());
+        let (agents, job_view, started) = (Agents::new(options), JobView::new(job), Instant::now());
         let mut run = Run { stage, title, folder, agents, job_view, watcher, tail, started };
         for node in NODES {
             run.agents.start(node)?;
@@ -229,7 +229,7 @@ impl<'a> Run<'a> {
         let (step, loss, epoch) = history.last().map_or((0, 0.0, 0), |last| (last.step, last.loss, last.epoch + 1));
         let since = started.elapsed().as_secs_f64();
         let percent = step * 100 / total;
-        let round = job_view.round.as_ref();
+        let round = job_view.round();
         let line = || {
             let round = round.map_or("no round".to_owned(), |round| format!("round {} {}", round.number, round.state));
             let epochs = training.schedule.epochs;

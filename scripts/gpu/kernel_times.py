@@ -2,7 +2,6 @@
 TRAINER whole|small [DEVICE]. Our own times, by events and the clock, are those of the test program."""
 
 import csv
-import json
 import os
 import re
 import shutil
@@ -14,16 +13,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import DefaultDict, Dict, Iterable, List, Optional, Tuple
 
-from losses import traced
+from report import result, traced
 
 SHAPES = {"whole": "--size gpt2 --batch 32 --shards 1", "small": "--batch 4 --shards 1"}
 # Kernels that are profiled: the first steps launch them one by one, before graphs are captured.
 LAUNCHES = 1500
 ROWS = 25
-
-
-def result(**figures: object) -> None:
-    print("result: " + json.dumps(figures), flush=True)
 
 
 def training(trainer: str, size: str, device: str, folder: Path) -> "List[str]":

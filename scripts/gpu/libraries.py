@@ -2,14 +2,15 @@
 several places, where only the first counts."""
 
 import ctypes
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Union
+
+from report import result
 
 DRIVER = "libcuda.so.1"
 # By the names they are asked for, and the function that tells their version, if there is one.
@@ -38,13 +39,18 @@ def python_folders() -> "List[Path]":
     return [folder for root in sys.path if root for folder in sorted(Path(root).glob("nvidia/*/lib")) if folder.is_dir()]
 
 
+def ask(*command: str) -> "Union[subprocess.CompletedProcess[str], str]":
+    """What a command has told, or why it has not."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=LOADING)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"not told: {error}"
+
+
 def loads(name: str) -> bool:
     """Whether the loader finds it by itself. A process of its own tries, since a loaded library stays loaded."""
-    code = f"import ctypes; ctypes.CDLL({name!r})"
-    try:
-        return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, timeout=LOADING).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    told = ask(sys.executable, "-c", f"import ctypes; ctypes.CDLL({name!r})")
+    return not isinstance(told, str) and told.returncode == 0
 
 
 def driver_folder() -> "Optional[Path]":
@@ -56,11 +62,8 @@ def driver_folder() -> "Optional[Path]":
 def from_ldconfig() -> "Dict[str, List[Path]]":
     """What the loader's cache knows by each name."""
     known: Dict[str, List[Path]] = {}
-    ldconfig = shutil.which("ldconfig") or "/sbin/ldconfig"
-    try:
-        said = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=LOADING).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return known
+    told = ask(shutil.which("ldconfig") or "/sbin/ldconfig", "-p")
+    said = told if isinstance(told, str) else told.stdout
     for name, path in re.findall(r"^\s*(\S+) \([^)]*\) => (\S+)$", said, re.MULTILINE):
         known.setdefault(name, []).append(Path(path))
     return known
@@ -82,11 +85,9 @@ def places(name: str, cached: "Dict[str, List[Path]]") -> "List[Dict[str, str]]"
 
 def version(path: str, function: str) -> str:
     """The version that a library tells, asked in a process of its own."""
-    code = [sys.executable, __file__, "--version-of", path, function]
-    try:
-        told = subprocess.run(code, capture_output=True, text=True, timeout=LOADING)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"not told: {error}"
+    told = ask(sys.executable, __file__, "--version-of", path, function)
+    if isinstance(told, str):
+        return told
     if told.returncode != 0:
         return "cannot be loaded: " + (told.stderr.strip().splitlines() or [f"exit code {told.returncode}"])[-1]
     return told.stdout.strip()
@@ -109,15 +110,8 @@ def tell_version(path: str, function: str) -> None:
 
 
 def asked(*command: str) -> str:
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=LOADING)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"not told: {error}"
-    return (told.stdout + told.stderr).strip()
-
-
-def result(**figures: object) -> None:
-    print("result: " + json.dumps(figures), flush=True)
+    told = ask(*command)
+    return told if isinstance(told, str) else (told.stdout + told.stderr).strip()
 
 
 def main() -> int:

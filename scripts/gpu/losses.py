@@ -1,7 +1,6 @@
 """Trains the same GPT for a few steps on the CPU, on a GPU in f32 and there in bf16, and compares the losses: losses.py
 TRAINER cuda|cpu whole|small. The three run side by side."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,17 +9,13 @@ import time
 from pathlib import Path
 from typing import Dict, List
 
+from report import result, traced
+
 STEPS = 3
 # How far a loss may be from the CPU's, as a share of it.
 NEAR = {"f32": 1e-4, "bf16": 1e-2}
 # Seconds after which a run is given up.
 SECONDS = 170
-
-
-def traced(path: Path) -> "List[dict]":
-    """The steps of a trace, that are written so far."""
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [line for line in map(json.loads, lines) if line["event"] == "step"]
 
 
 def main() -> int:
@@ -68,7 +63,7 @@ def main() -> int:
         figures = {"way": way, "losses": found, "seconds": round(took[way], 1) if way in took else None}
         if way != "cpu":
             figures.update({"off the CPU's by": f"{off:.2e}", "allowed": NEAR[way], "near": near})
-        print("result: " + json.dumps(figures), flush=True)
+        result(**figures)
     return 0 if well else 1
 
 

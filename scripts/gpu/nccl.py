@@ -6,7 +6,6 @@ and sockets between them, three of them can use one GPU. On CPUs it is the same 
 part shows nothing."""
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -19,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
 
-from losses import traced
+from report import result, traced
 
 # Seconds. Every wait here is shorter, be it for a step or for an end.
 DEADLINE = 45.0
@@ -48,10 +47,6 @@ MADE = re.compile(r"NCCL's communicator is made.*?round=(\d+).*?way=(\w+)")
 
 class Failed(Exception):
     """Something that must hold does not."""
-
-
-def result(**figures: object) -> None:
-    print("result: " + json.dumps(figures), flush=True)
 
 
 def until(what: str, look: "Callable[[], object]", seconds: float = DEADLINE):
@@ -107,9 +102,20 @@ class Job:
                 command + self.training, stdout=log, stderr=log, env={**os.environ, **variables}
             )
 
-    def start_all(self) -> None:
+    def __enter__(self) -> "Job":
         for node in NODES:
             self.start(node)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends what is left, and shows what was logged."""
+        for agent in self.agents.values():
+            if agent.poll() is None:
+                agent.kill()
+        for agent in self.agents.values():
+            agent.wait()
+        print(self.log())
+        show_nccl(self.folder)
 
     def mark(self, node: str) -> str:
         return f"{self.folder.name}-{node}"
@@ -171,16 +177,6 @@ class Job:
         """Waits until it has ended. Returns its result."""
         self.wait()
         return checksum(self.log()), losses(self.trace)
-
-    def close(self) -> None:
-        """Ends what is left, and shows what was logged."""
-        for agent in self.agents.values():
-            if agent.poll() is None:
-                agent.kill()
-        for agent in self.agents.values():
-            agent.wait()
-        print(self.log())
-        show_nccl(self.folder)
 
 
 def show_nccl(folder: Path) -> None:
@@ -263,12 +259,9 @@ def by_hand(options: argparse.Namespace, wanted: "Result", epochs: int) -> None:
 
 def sums(options: argparse.Namespace, wanted: "Result", epochs: int, over: str, flags: str) -> float:
     """Runs three workers of agents. Their sums must have the bits of one worker's. Returns steps a second."""
-    job, began = Job("sums", options, training(options, over, epochs, flags)), time.monotonic()
-    try:
-        job.start_all()
+    began = time.monotonic()
+    with Job("sums", options, training(options, over, epochs, flags)) as job:
         found, steps = job.ends(), traced(job.trace)
-    finally:
-        job.close()
     half = steps[len(steps) // 2 :]
     rate = len(half) / max(half[-1]["time_ms"] - half[0]["time_ms"], 1) * 1e3
     equal, made = found == wanted, job.made()
@@ -281,10 +274,7 @@ def sums(options: argparse.Namespace, wanted: "Result", epochs: int, over: str, 
 
 def disturbed(options: argparse.Namespace, wanted: "Result", epochs: int, over: str) -> None:
     """One node dies and comes back; then its worker is killed, and later stopped."""
-    job = Job("faults", options, training(options, over, epochs))
-
-    try:
-        job.start_all()
+    with Job("faults", options, training(options, over, epochs)) as job:
         first = job.gets_on(3, 0)
         result(after="start", step=first["step"], made=job.made())
         job.after("SIGKILL of an agent, and so of its worker", lambda: job.agents["c"].kill(), 2)
@@ -301,15 +291,11 @@ def disturbed(options: argparse.Namespace, wanted: "Result", epochs: int, over: 
         if not equal:
             differ = [step for step in wanted[1] if found[1].get(step) != wanted[1][step]]
             raise Failed(f"the end is {found[0]}, not {wanted[0]}; losses differ from step {min(differ, default=None)}")
-    finally:
-        job.close()
 
 
 def refused(options: argparse.Namespace, wanted: "Result", epochs: int) -> None:
     """Without host ids of their own NCCL refuses. All workers continue over TCP, and say why."""
-    job = Job("refused", options, training(options, "auto", epochs), hosts=False)
-    try:
-        job.start_all()
+    with Job("refused", options, training(options, "auto", epochs), hosts=False) as job:
         found = job.ends()
         said = [line for line in job.log().splitlines() if FALLS_BACK in line]
         why = said[0].split(FALLS_BACK)[1].lstrip(": ") if said else "it did not"
@@ -317,8 +303,6 @@ def refused(options: argparse.Namespace, wanted: "Result", epochs: int) -> None:
         result(without="NCCL_HOSTID", **{"falls back to TCP": why, "equal to one worker's": equal, "made": job.made()})
         if not equal or not said:
             raise Failed(f"equal: {equal}; {why}")
-    finally:
-        job.close()
 
 
 def main() -> int:

@@ -2,7 +2,6 @@
 hides no other. rust_tests.py PROGRAM[,PROGRAM] FILTER... [--skip WORD] [--jobs N] [--limit SECONDS] [--under COMMAND]"""
 
 import argparse
-import json
 import re
 import shlex
 import subprocess
@@ -10,6 +9,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import List, Tuple
+
+from report import result
 
 # Lines of a test's output that hold what it measured.
 MEASURED = re.compile(r"\d (GB/s|TFLOP/s|ms)\b")
@@ -59,10 +60,10 @@ def main() -> int:
             failed += [] if well else [name]
             for line in said.splitlines():
                 if MEASURED.search(line):
-                    print("result: " + json.dumps({"measured": line.strip()}), flush=True)
+                    result(measured=line.strip())
             if not well:
-                print("result: " + json.dumps({"failed": name, "why": cause(said)}), flush=True)
-    print("result: " + json.dumps({"tests": len(found), "failed": len(failed)}), flush=True)
+                result(failed=name, why=cause(said))
+    result(tests=len(found), failed=len(failed))
     # If no test is found, the filter is wrong.
     return 1 if failed or not found else 0
 

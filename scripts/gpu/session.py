@@ -6,16 +6,14 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 
-from losses import traced
-from nccl import Failed, Job, result, until
+from nccl import Failed, Job, until
+from report import result, traced
 
 # Steps that are trained, with small sizes (True) and whole ones.
 STEPS = {True: 300, False: 650}
@@ -44,9 +42,7 @@ def alone(options: argparse.Namespace, steps: int) -> float:
 
 def disturbed(options: argparse.Namespace, steps: int, wanted: float) -> None:
     backend = "nccl" if options.device == "cuda" else ""
-    job = Job("session", options, worker(options, steps, backend), warm_up=60)
-    try:
-        job.start_all()
+    with Job("session", options, worker(options, steps, backend), warm_up=60) as job:
         first = job.gets_on(3, 0)
         begun = time.monotonic()
         time.sleep(1)
@@ -70,100 +66,13 @@ def disturbed(options: argparse.Namespace, steps: int, wanted: float) -> None:
         result(after="all of it", **told)
         if off > 1e-9 or not stays or (backend and not by_nccl):
             raise Failed(f"{told}")
-    finally:
-        job.close()
 
 
 def costs(options: argparse.Namespace) -> None:
-    """GPT-2's step in a session of one rank, and plainly, in turns."""
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
+    # Late: it imports torch.
+    from costs import compare
 
-    import elastic_agent.torch as elastic
-    from models import Gpt
-
-    small, device = options.small, options.device
-    shape = (64, 32, 2, 2, 32) if small else (50257, 1024, 12, 12, 768)
-    batch, steps, turns = 4 if small else 8, 5 if small else 20, 2 if small else 3
-
-    def model_and_optimizer():
-        torch.manual_seed(1)
-        model = Gpt(*shape).to(device)
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-4, **({"fused": True} if device == "cuda" else {}))
-
-    data = torch.randint(shape[0], (batch, shape[1]), device=device)
-
-    def loss_of(model):
-        with torch.autocast(device, dtype=torch.bfloat16):
-            return model(data, data) / data.numel()
-
-    settle, waits = torch.cuda.synchronize if device == "cuda" else lambda: None, []
-
-    def timed(step):
-        """Of steps that follow each other freely."""
-        for _ in range(3):
-            step()
-        settle()
-        began = time.perf_counter()
-        for _ in range(steps):
-            step()
-        settle()
-        return 1e3 * (time.perf_counter() - began) / steps
-
-    def waited(step):
-        """How often so many steps wait for the GPU: it then has nothing to do while the next calls are made."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                for _ in range(5):
-                    step()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        return sum("synchroniz" in str(one.message) for one in caught)
-
-    # Batches for all steps of one epoch: neither starts a loader again.
-    dataset = TensorDataset(torch.arange((steps + 10) * batch))
-
-    def plain():
-        model, optimizer = model_and_optimizer()
-        batches = iter(DataLoader(dataset, batch))
-
-        def step():
-            next(batches)
-            optimizer.zero_grad(set_to_none=True)
-            loss_of(model).backward()
-            optimizer.step()
-
-        return timed(step)
-
-    def in_session():
-        model, optimizer = model_and_optimizer()
-        sampler = elastic.ElasticBatchSampler(dataset, batch)
-        with elastic.Session(model, optimizer, sampler) as session:
-            batches = session.steps(DataLoader(dataset, batch_sampler=sampler))
-
-            def step():
-                next(batches)
-                session.backward(loss_of(model))
-                session.step()
-
-            taken = timed(step)
-            if device == "cuda":
-                waits.append(waited(step))
-            return taken
-
-    times = {"plain": [], "in a session": []}
-    for _ in range(turns):
-        times["plain"].append(plain())
-        times["in a session"].append(in_session())
-    medians = {way: statistics.median(each) for way, each in times.items()}
-    told = {way: f"{median:.2f} ms" for way, median in medians.items()}
-    result(costs="a step", **told, ratio=round(medians["in a session"] / medians["plain"], 3))
-    # The loss is read now and then.
-    result(waits="for the GPU in 5 steps of a session", found=waits)
-    if any(found > 1 for found in waits):
-        raise Failed("a session's step waits for the GPU")
+    compare(options)
 
 
 def main() -> int:

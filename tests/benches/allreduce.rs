@@ -4,12 +4,10 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout};
 
 use anyhow::{Context, Result};
-use elastic_tests::processes::binary;
-use elastic_tests::torch::{self, Torch};
+use elastic_tests::prelude::*;
 
 const RANKS: [usize; 2] = [2, 4];
 const BYTES: [usize; 3] = [1024, 1 << 20, 64 << 20];
@@ -48,43 +46,16 @@ fn compare(ranks: usize, mut ours: Ranks, mut gloo: Option<Ranks>) -> Result<()>
                 samples[2].push(gloo.time("gloo", bytes, turns)?);
             }
         }
-        let [ring, ordered, gloo] = samples.map(Spread::of);
-        print!("{ranks} ranks {bytes:>9} bytes   ring {ring}   ordered {ordered}   ordered/ring {:.2}", ordered / ring);
-        match gloo.median.is_nan() {
-            true => println!(),
-            false => println!("   gloo {gloo}   ring/gloo {:.2}   ordered/gloo {:.2}", ring / gloo, ordered / gloo),
+        let [ring, ordered, theirs] = samples.map(|samples| Spread::of(&samples));
+        let of = |one: Spread, other: Spread| one.median / other.median;
+        print!("{ranks} ranks {bytes:>9} bytes   ring {ring:.3}   ordered {ordered:.3}");
+        print!("   ordered/ring {:.2}", of(ordered, ring));
+        if gloo.is_some() {
+            print!("   gloo {theirs:.3}   ring/gloo {:.2}   ordered/gloo {:.2}", of(ring, theirs), of(ordered, theirs));
         }
+        println!();
     }
     Ok(())
-}
-
-#[derive(Clone, Copy)]
-struct Spread {
-    median: f64,
-    least: f64,
-    most: f64,
-}
-
-impl Spread {
-    fn of(mut all: Vec<f64>) -> Spread {
-        all.sort_by(f64::total_cmp);
-        let at = |index: usize| all.get(index).copied().unwrap_or(f64::NAN);
-        Spread { median: at(all.len() / 2), least: at(0), most: at(all.len().saturating_sub(1)) }
-    }
-}
-
-impl std::ops::Div for Spread {
-    type Output = f64;
-
-    fn div(self, other: Spread) -> f64 {
-        self.median / other.median
-    }
-}
-
-impl std::fmt::Display for Spread {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.3} ({:.3}–{:.3})", self.median, self.least, self.most)
-    }
 }
 
 /// Processes that take tasks together and sleep in between.

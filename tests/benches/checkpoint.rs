@@ -4,11 +4,8 @@
 
 #![allow(clippy::print_stdout)]
 
-use std::fs::File;
+use elastic_tests::prelude::*;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use elastic_trainer::checkpoint::Checkpoints;
@@ -73,12 +70,10 @@ fn main() -> Result<()> {
         ours.push(bytes as f64 / 1e6 / settle(&writer, 1)?);
         theirs.push(dd(&folder.path().join("dd"), bytes)?);
     }
-    let (ours, theirs) = (sorted(ours), sorted(theirs));
-    let middle = ours.len() / 2;
-    for (name, all) in [("checksummed, durable, renamed", &ours), ("dd oflag=direct conv=fsync", &theirs)] {
-        println!("{name}: {:.0} ({:.0}–{:.0}) MB/s", all[middle], all[0], all[all.len() - 1]);
-    }
-    println!("ratio of the medians {:.2}", ours[middle] / theirs[middle]);
+    let (ours, theirs) = (Spread::of(&ours), Spread::of(&theirs));
+    println!("checksummed, durable, renamed: {ours:.0} MB/s");
+    println!("dd oflag=direct conv=fsync: {theirs:.0} MB/s");
+    println!("ratio of the medians {:.2}", ours.median / theirs.median);
     read(&folder.path().join("checkpoints"), bytes)
 }
 
@@ -106,12 +101,10 @@ fn read(folder: &Path, bytes: usize) -> Result<()> {
         ensure!(status.success(), "dd failed: {status}");
         theirs.push(rate(begun));
     }
-    let theirs = sorted(theirs);
-    let middle = theirs.len() / 2;
-    println!("dd iflag=direct: {:.0} ({:.0}–{:.0}) MB/s", theirs[middle], theirs[0], theirs[theirs.len() - 1]);
-    for (name, all) in [("loaded", sorted(loads)), ("verified", sorted(verifies))] {
-        let (low, high, ratio) = (all[0], all[all.len() - 1], all[middle] / theirs[middle]);
-        println!("{name}, every checksum compared: {:.0} ({low:.0}–{high:.0}) MB/s, {ratio:.2} of dd's", all[middle]);
+    let theirs = Spread::of(&theirs);
+    println!("dd iflag=direct: {theirs:.0} MB/s");
+    for (name, all) in [("loaded", Spread::of(&loads)), ("verified", Spread::of(&verifies))] {
+        println!("{name}, every checksum compared: {all:.0} MB/s, {:.2} of dd's", all.median / theirs.median);
     }
     Ok(())
 }
@@ -229,13 +222,7 @@ fn dd(file: &Path, bytes: usize) -> Result<f64> {
     Ok(rate)
 }
 
-fn sorted(mut all: Vec<f64>) -> Vec<f64> {
-    all.sort_by(f64::total_cmp);
-    all
-}
-
 fn tell(name: &str, all: Vec<f64>) {
-    let all = sorted(all);
-    let at = |share: f64| all[((all.len() - 1) as f64 * share).round() as usize];
-    println!("{name}: median {:.1}, 99th percentile {:.1}, most {:.1}, of {}", at(0.5), at(0.99), at(1.0), all.len());
+    let [median, last, most] = [50.0, 99.0, 100.0].map(|percent| percentile(&all, percent));
+    println!("{name}: median {median:.1}, 99th percentile {last:.1}, most {most:.1}, of {}", all.len());
 }

@@ -4,17 +4,10 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result};
-use elastic_rendezvous::job::{FailureClass, JobId, Keys, LeaderRecord, Spec, Timings, Versioned};
-use elastic_store::Store;
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_rendezvous::job::Timings;
 use elastic_tests::http::get;
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
-use elastic_tests::processes::{Process, output};
+use elastic_tests::prelude::*;
 use elastic_tests::processor::{memory_kb, process};
 
 const WITHIN: Duration = Duration::from_secs(120);
@@ -34,21 +27,14 @@ fn cost(pid: u32) -> Result<(u64, Duration)> {
     Ok((memory_kb(&pid)?, process(&pid)?))
 }
 
-/// How long a thing took, several times: the median and the extremes, in milliseconds.
-fn spread(mut times: Vec<Duration>) -> String {
-    times.sort();
-    let ms = |time: &Duration| time.as_secs_f64() * 1000.0;
-    format!("{:8.1} ms ({:.1}–{:.1})", ms(&times[times.len() / 2]), ms(&times[0]), ms(&times[times.len() - 1]))
-}
-
-async fn timed<T>(runs: usize, mut run: impl AsyncFnMut() -> Result<T>) -> Result<(String, T)> {
+async fn timed<T>(runs: usize, mut run: impl AsyncFnMut() -> Result<T>) -> Result<(Spread, T)> {
     let mut times = Vec::new();
     loop {
         let begun = Instant::now();
         let result = run().await?;
         times.push(begun.elapsed());
         if times.len() >= runs {
-            return Ok((spread(times), result));
+            return Ok((Spread::of_ms(times), result));
         }
     }
 }
@@ -119,7 +105,7 @@ async fn main() -> Result<()> {
         [("GET /v1/jobs", "/v1/jobs"), ("GET /v1/jobs/JOB", "/v1/jobs/job-000"), ("GET /metrics", "/metrics")]
     {
         let (took, body) = timed(20, async || get(&page, path).await).await?;
-        println!("{what:<39} {took}, {:.1} kB", body.len() as f64 / 1000.0);
+        println!("{what:<39} {took:.1} ms, {:.1} kB", body.len() as f64 / 1000.0);
     }
     let mut files = 0;
     for path in ["/", "/page.css", "/page.js"] {
@@ -134,7 +120,7 @@ async fn main() -> Result<()> {
             Ok(())
         })
         .await?;
-        println!("{:<39} {took}", format!("elasticctl {}", args.join(" ")));
+        println!("{:<39} {took:.1} ms", format!("elasticctl {}", args.join(" ")));
     }
 
     // Each client asks for what follows the newest event; then a worker fails.
@@ -154,6 +140,6 @@ async fn main() -> Result<()> {
     for client in waiting {
         heard.push(client.await??.duration_since(failed));
     }
-    println!("a failure → {WAITING} clients have heard of it   {}", spread(heard));
+    println!("a failure → {WAITING} clients have heard of it   {:.1} ms", Spread::of_ms(heard));
     Ok(())
 }

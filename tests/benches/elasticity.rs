@@ -5,11 +5,9 @@
 
 mod step;
 
+use elastic_tests::prelude::*;
 use std::io::{BufRead, BufReader, Write, sink};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 use elastic_proto::worker::{Assignment, FromWorker, ToWorker};
@@ -39,9 +37,9 @@ fn main() -> Result<()> {
         traced.push(looped_step(&Nothing::new(), &data, STEPS, WARM, &socket, Some(&trace))? * 1e3);
     }
     println!("a step of nothing: microseconds, median (min–max) of {BLOCKS} interleaved blocks of {STEPS} steps");
-    println!("bare {}   loop {}   loop with a trace {}", spread(&mut bare), spread(&mut looped), spread(&mut traced));
-    let added = |with: &[f64]| with[BLOCKS / 2] - bare[BLOCKS / 2];
-    let (plain, traced) = (added(&looped), added(&traced));
+    let [bare, looped, traced] = [bare, looped, traced].map(|all| Spread::of(&all));
+    println!("bare {bare}   loop {looped}   loop with a trace {traced}");
+    let (plain, traced) = (looped.median - bare.median, traced.median - bare.median);
     println!("the loop adds {plain:.2}, with a trace {traced:.2}; an operation in the recorder {:.2}", recording());
 
     let mut mlp = Run::new(1, Mlp::new(&MLP), Shards::mlp(128));
@@ -56,9 +54,8 @@ fn main() -> Result<()> {
 /// What these microseconds are of a model's step.
 fn share<M: Model>(name: &str, added: [f64; 2], run: &mut Run<M>, steps: usize) {
     run.time(2);
-    let mut times: Vec<f64> = (0..BLOCKS).map(|_| run.time(steps)).collect();
-    let step = spread(&mut times);
-    let [plain, traced] = added.map(|micros| micros / 10.0 / times[BLOCKS / 2]);
+    let step = Spread::of(&(0..BLOCKS).map(|_| run.time(steps)).collect::<Vec<_>>());
+    let [plain, traced] = added.map(|micros| micros / 10.0 / step.median);
     println!("{name}: a step takes {step} ms; the loop adds {plain:.3} %, with a trace {traced:.3} %");
 }
 
@@ -126,11 +123,6 @@ fn recording() -> f64 {
         recorder.done(sequence, Instant::now());
     }
     begun.elapsed().as_secs_f64() * 1e6 / turns as f64
-}
-
-fn spread(all: &mut [f64]) -> String {
-    all.sort_by(f64::total_cmp);
-    format!("{:.2} ({:.2}–{:.2})", all[all.len() / 2], all[0], all[all.len() - 1])
 }
 
 /// A model whose step takes no time.

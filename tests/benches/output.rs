@@ -3,11 +3,8 @@
 
 #![allow(clippy::print_stdout)]
 
-use std::process::{Command, Stdio};
-use std::time::Instant;
-
 use anyhow::{Result, ensure};
-use elastic_tests::processes::binary;
+use elastic_tests::prelude::*;
 
 const LINE: &str = "step 123456 loss 0.123456 lr 0.000100 grad norm 1.234567 tokens 12345678 seconds 0.123 abcdefgh";
 /// Bytes of all workers together.

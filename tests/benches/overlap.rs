@@ -4,14 +4,8 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
-use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result, ensure};
-use elastic_tests::processes::binary;
-use elastic_tests::trace::json_lines;
+use elastic_tests::prelude::*;
 
 /// 4.9 million parameters, 19.7 MB of gradient; a shard for each worker.
 const GPT: &str = "gpt --device cpu --context 128 --layers 6 --heads 8 --width 256 --vocabulary 512 --batch 8 --shards 2 \
@@ -43,10 +37,8 @@ fn compare(name: &str, network: &Network) -> Result<()> {
             times.push(step(bucket, network)?);
         }
     }
-    for (bucket, times) in BUCKETS_MB.iter().zip(&mut times) {
-        times.sort_by(f64::total_cmp);
-        let (median, least, most) = (times[REPETITIONS / 2], times[0], times[REPETITIONS - 1]);
-        println!("{name}   --bucket-mb {bucket:>2}   {median:.0} ({least:.0}–{most:.0})");
+    for (bucket, times) in BUCKETS_MB.iter().zip(&times) {
+        println!("{name}   --bucket-mb {bucket:>2}   {:.0}", Spread::of(times));
     }
     Ok(())
 }

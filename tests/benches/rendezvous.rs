@@ -4,18 +4,12 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
-
 use anyhow::{Context, Result};
-use elastic_rendezvous::job::{FailureClass, JobId, Keys, Spec, Timings};
+use elastic_rendezvous::job::Timings;
 use elastic_rendezvous::time::Time;
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_store::{Op, OpResult, Store, Txn};
+use elastic_store::OpResult;
 use elastic_tests::counting_store::CountingStore;
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35};
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
+use elastic_tests::prelude::*;
 use elastic_tests::processor::process;
 use elastic_tests::rack::Rack;
 
@@ -198,17 +192,8 @@ async fn all_run(nodes: &mut [InProcessNode], round: u64, size: u32) -> Result<T
     Ok(last)
 }
 
-fn median(samples: impl Iterator<Item = Duration>) -> (f64, f64, f64) {
-    let mut all: Vec<f64> = samples.map(|sample| sample.as_secs_f64() * 1e3).collect();
-    all.sort_by(f64::total_cmp);
-    (all[all.len() / 2], all[0], all[all.len() - 1])
-}
-
 fn report(nodes: u32, samples: &[Sample]) {
-    let spread = |pick: &dyn Fn(&Sample) -> Duration| {
-        let (median, least, most) = median(samples.iter().map(pick));
-        format!("{median:.1} ({least:.1}–{most:.1})")
-    };
+    let spread = |pick: &dyn Fn(&Sample) -> Duration| format!("{:.1}", Spread::of_ms(samples.iter().map(pick)));
     let calls = |pick: &dyn Fn(&Sample) -> &BTreeMap<&'static str, u64>| {
         let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
         for sample in samples {
@@ -229,7 +214,8 @@ fn report(nodes: u32, samples: &[Sample]) {
         return;
     }
     let of = |pick: &dyn Fn(&Sample) -> Option<Used>| {
-        let part = |of: fn(&Used) -> Duration| median(samples.iter().filter_map(pick).map(|used| of(&used))).0;
+        let part =
+            |of: fn(&Used) -> Duration| Spread::of_ms(samples.iter().filter_map(pick).map(|used| of(&used))).median;
         (part(|used| used.leader), part(|used| used.nodes), part(|used| used.etcd))
     };
     let line = |(leader, nodes, etcd): (f64, f64, f64)| format!("leader {leader:.0}, nodes {nodes:.0}, etcd {etcd:.0}");

@@ -4,17 +4,14 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
-use elastic_tests::torch::{Torch, TorchServer};
+use elastic_tests::prelude::*;
+use elastic_tests::processor::process;
+use elastic_tests::torch::TorchServer;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 const CLIENTS: [usize; 4] = [1, 8, 64, 256];
@@ -109,7 +106,7 @@ fn barriers(servers: &[Server]) -> Result<()> {
             times[which].push(begun.elapsed().as_secs_f64() * 1e3);
         }
     }
-    let medians: Vec<f64> = times.into_iter().map(median).collect();
+    let medians: Vec<f64> = times.iter().map(|times| percentile(times, 50.0)).collect();
     match medians[..] {
         [ours, torch] => {
             println!("\nbarrier of {BARRIER}: ours {ours:.2} ms, torch {torch:.2} ms, {:.2}x the time", ours / torch);
@@ -139,12 +136,7 @@ struct Server {
 impl Server {
     /// Microseconds that its threads were on a CPU.
     fn cpu(self) -> Result<f64> {
-        let mut nanoseconds = 0.0;
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.pid))? {
-            let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
-            nanoseconds += text.split_whitespace().next().context("a number")?.parse::<f64>()?;
-        }
-        Ok(nanoseconds / 1e3)
+        Ok(process(&self.pid.to_string())?.as_nanos() as f64 / 1e3)
     }
 }
 
@@ -241,14 +233,9 @@ struct Run {
 
 impl Run {
     fn median(runs: Vec<Run>) -> Run {
-        let of = |part: fn(&Run) -> f64| median(runs.iter().map(part).collect());
+        let of = |part: fn(&Run) -> f64| percentile(&runs.iter().map(part).collect::<Vec<_>>(), 50.0);
         Run { rate: of(|run| run.rate), p50: of(|run| run.p50), p99: of(|run| run.p99), cpu: of(|run| run.cpu) }
     }
-}
-
-fn median(mut all: Vec<f64>) -> f64 {
-    all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
 }
 
 impl Clients {
@@ -280,10 +267,8 @@ impl Clients {
             begun.elapsed() < span
         })?;
         let rate = times.len() as f64 / begun.elapsed().as_secs_f64();
-        times.sort_by(f64::total_cmp);
-        let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
         let cpu = (self.server.cpu()? - before) / times.len() as f64;
-        Ok(Run { rate, p50: at(0.5), p99: at(0.99), cpu })
+        Ok(Run { rate, p50: percentile(&times, 50.0), p99: percentile(&times, 99.0), cpu })
     }
 
     /// Every client asks once, and all are answered.

@@ -6,10 +6,10 @@
 mod step;
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{ChildStdin, ChildStdout};
 
 use anyhow::{Context, Result};
-use elastic_tests::torch::{self, Torch};
+use elastic_tests::prelude::*;
 use elastic_trainer::model::gpt::Size;
 use elastic_trainer::model::{Gpt, Mlp, Model};
 use step::{GPTS, MLP, Run, Shards};
@@ -54,17 +54,13 @@ fn compare<M: Model>(
             torch.push(theirs.time(steps)?);
         }
     }
-    print!("{name}, {threads} threads   here {}", spread(&mut ours));
-    match torch.is_empty() {
-        true => println!(),
-        false => println!("   PyTorch {}   ratio {:.2}", spread(&mut torch), ours[BLOCKS / 2] / torch[BLOCKS / 2]),
+    let (ours, torch) = (Spread::of(&ours), (!torch.is_empty()).then(|| Spread::of(&torch)));
+    print!("{name}, {threads} threads   here {ours:.1}");
+    if let Some(torch) = torch {
+        print!("   PyTorch {torch:.1}   ratio {:.2}", ours.median / torch.median);
     }
+    println!();
     Ok(())
-}
-
-fn spread(all: &mut [f64]) -> String {
-    all.sort_by(f64::total_cmp);
-    format!("{:.1} ({:.1}–{:.1})", all[all.len() / 2], all[0], all[all.len() - 1])
 }
 
 /// PyTorch's side, in a process that sleeps in between.

@@ -175,7 +175,7 @@ with session:
         for inputs, targets, places in session.steps(loader, epochs=session.epoch + 1):
             tell("uses", epoch=session.epoch, used=places.tolist())
             if STAND_IN and session.world_size > 1:
-                assert session._group._nccl is not None
+                assert session._members.group._nccl is not None
             session.backward(mean_loss(inputs, targets))
             if session.step():
                 # `step` is the number of steps that it has finished.

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import elastic_agent.torch as elastic
 import ranks
 from elastic_agent.torch.group import GroupLost
-from elastic_agent.torch.replica import ReplicaLost, newest_of_all, peers_of
+from elastic_agent.torch.replica import Replica, ReplicaLost, newest_of_all, peers_of
 
 NODES, LOCAL, SAMPLES, BATCH = 2, 2, 43, 10
 
@@ -32,10 +32,10 @@ def train(model, broken=lambda session: False):
     begun, applied = [], []
     with elastic.Session(model, optimizer, sampler) as session:
         for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler), epochs=2):
-            if session._done == 0:
+            if session._step.done == 0:
                 begun.append(session.step_number)
             if broken(session):
-                session._group.cut()
+                session._members.group.cut()
             session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             if session.step():
@@ -81,7 +81,7 @@ def rank(port, number):
     parameters = [one.detach().full_tensor() for one in model.parameters()]
 
     # When one rank has lost a peer, then all of its replica have, and the other replica gets the sums
-    replica = elastic.session.Replica(model)
+    replica = Replica(model)
 
     def exchange():
         if number == 2:

@@ -8,6 +8,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import elastic_agent.torch as elastic
 import ranks
+from elastic_agent.torch.gradients import Gradients
+from elastic_agent.torch.group import GroupLost
+from elastic_agent.torch.operations import Collective
 
 SAMPLES, BATCH = 24, 12
 
@@ -77,6 +80,41 @@ def refuses_another_gradient():
     assert refused
 
 
+class Sums:
+    """A group whose sums have begun, and of which only some end."""
+
+    size = 2
+
+    def __init__(self, ends):
+        self.ends = ends
+
+    def start_sum(self, tensor):
+        work = Collective(None)
+        work.over = self.ends(tensor)
+        return work
+
+    def finish(self, work):
+        if not work.over:
+            raise GroupLost("the sum does not end")
+
+
+def sums_that_are_under_way_keep_their_memory():
+    """A sum that a group has left unfinished may still write: later gradients must be elsewhere."""
+    model = torch.nn.Linear(300, 300)
+    gradients = Gradients(model.parameters(), bucket_bytes=1)
+    first, last = (bucket.flat for bucket in gradients._buckets)
+    gradients.sum_over(Sums(lambda tensor: tensor is first), changing=False, leaving=False)
+    model(torch.ones(300)).sum().backward()
+    try:
+        gradients.finish()
+    except GroupLost:
+        gradients.clear()
+    assert gradients._buckets[0].flat is first and gradients._buckets[1].flat is not last
+    model(torch.ones(300)).sum().backward()
+    last.fill_(7)
+    assert (model.weight.grad == 1).all() and (model.bias.grad == 1).all()
+
+
 def rank(port, size, piece, number):
     torch.set_num_threads(1)
     if size == 1:
@@ -91,3 +129,4 @@ if __name__ == "__main__":
         for piece in (BATCH, 5, 2):
             ranks.run(size, lambda number: rank(int(sys.argv[1]), size, piece, number))
     ranks.run(1, lambda number: (ranks.alone(), refuses_another_gradient()))
+    sums_that_are_under_way_keep_their_memory()

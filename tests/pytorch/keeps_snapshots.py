@@ -141,7 +141,7 @@ class Copies(unittest.TestCase):
         self.model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.BatchNorm1d(50))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.step(), self.optimizer.zero_grad()
-        self.keeper = Keeper(FACTS, optimizers=[self.optimizer], folder=None, rescued=False)
+        self.keeper = Keeper(FACTS, optimizers=[self.optimizer], folder=None)
 
     def tearDown(self):
         self.keeper.close(forget=False)
@@ -212,9 +212,9 @@ class Choices(unittest.TestCase):
         cases = [
             ([[], []], None, 0, Choice("nothing", why="no rank holds a snapshot")),
             ([[], []], 7, 0, Choice("checkpoint", 7, why="no rank holds a snapshot")),
-            ([of(4, 3), of(5, 4)], None, 0, Choice("memory", 5, 1, 1)),
-            ([of(5), of(5)], 5, 0, Choice("memory", 5, 1, 0)),
-            ([[], of(4), []], 3, 0, Choice("memory", 4, 1, 1)),
+            ([of(4, 3), of(5, 4)], None, 0, Choice("memory", 5, 1, (1,))),
+            ([of(5), of(5)], 5, 0, Choice("memory", 5, 1, (0, 1))),
+            ([[], of(4), []], 3, 0, Choice("memory", 4, 1, (1,))),
             ([of(4), []], 6, 0, Choice("checkpoint", 6, why=older)),
             ([of(4), []], 3, 6, Choice("nothing", why=older)),
         ]  # fmt: skip
@@ -458,7 +458,7 @@ class Refusals(unittest.TestCase):
         self.addCleanup(setattr, worker, "memory", worker.memory)
         worker.memory = lend
         model = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))
-        keeper = Keeper(FACTS, optimizers=[], folder=None, rescued=False)
+        keeper = Keeper(FACTS, optimizers=[], folder=None)
         self.assertFalse(keeper.take(1, 1, {"model": model.state_dict()}, (0, 1), saves=True))
 
     def test_sums_that_are_not_complete(self):

@@ -43,7 +43,7 @@ with breaks as session:
             if told != round_:
                 steps = 0
             if steps == 3 and session.rank == 0 and not harness.is_set("enough"):
-                session._group.cut()
+                session._members.group.cut()
             session.backward(torch.nn.functional.cross_entropy(model(inputs), classes))
             if session.step():
                 steps += 1

@@ -32,7 +32,7 @@ def train(number, *, backend=None, hook=lambda session: None, timeout=60.0):
     ) as session:
         for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler), epochs=EPOCHS):
             hook(session)
-            used = session._group._nccl is not None
+            used = session._members.group._nccl is not None
             session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
             if session.step():
                 by_nccl.append(used)
@@ -58,7 +58,7 @@ def undisturbed(number):
 
 
 def cut_in_a_step(number):
-    hook = in_step(4, lambda session: number == 1 and session._group.cut())
+    hook = in_step(4, lambda session: number == 1 and session._members.group.cut())
     parameters, by_nccl = train(number, hook=hook)
     assert all(by_nccl), by_nccl
     return parameters
@@ -68,7 +68,7 @@ def failing(number):
     """NCCL's sums fail on one rank, and no one is gone. After the second failure all do without it."""
 
     def fail(session):
-        if number == 1 and session.step_number == 4 and session._group._nccl:
+        if number == 1 and session.step_number == 4 and session._members.group._nccl:
             os.environ["FAKE_NCCL_FAIL"] = "ncclAllReduce:2"
 
     parameters, by_nccl = train(number, hook=fail)
@@ -94,7 +94,7 @@ def cut_while_nccl_takes_a_sum(number):
 
     def stall(session):
         if number == 1:
-            session._group.cut()
+            session._members.group.cut()
         else:
             os.environ["FAKE_NCCL_STALL"] = "ncclAllReduce"
 

@@ -29,13 +29,13 @@ def train(seed, number, given=None, broken=False):
     with elastic.Session(model, optimizer, sampler, same_bits=True, seed=given) as session:
         for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler), epochs=2):
             if broken and number == 1 and session.step_number == 4:
-                session._group.cut()
+                session._members.group.cut()
                 broken = False
             session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             applied += session.step()
     assert session.step_number == applied == STEPS
-    return torch.cat([one.detach().flatten() for one in model.parameters()]), session._seed
+    return torch.cat([one.detach().flatten() for one in model.parameters()]), session._training.seed
 
 
 def rank(port, size, number):

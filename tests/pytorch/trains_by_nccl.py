@@ -47,7 +47,7 @@ session = elastic.Session(model, optimizer, sampler, backend=arguments.backend, 
 with session:
     trace("begin", step=session.step_number)
     for inputs, targets in session.steps(DataLoader(dataset, batch_sampler=sampler), arguments.steps * BATCH // SAMPLES):
-        by_nccl = session._group is not None and session._group._nccl is not None
+        by_nccl = session._members.group is not None and session._members.group._nccl is not None
         inputs, targets = inputs.to(arguments.device), targets.to(arguments.device)
         session.backward(model(inputs, targets) / targets.numel())
         if session.step() and session.rank == 0:

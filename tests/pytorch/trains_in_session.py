@@ -105,7 +105,7 @@ with session:
             tell("uses", step, used=places.tolist())
             if harness.is_set(f"break-{harness.NODE}"):
                 (harness.DIR / f"break-{harness.NODE}").unlink()
-                session._group.cut()
+                session._members.group.cut()
             session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
             if session.step():
                 harness.trace("applied", step=step, pid=os.getpid(), at=time.monotonic())

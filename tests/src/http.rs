@@ -4,6 +4,18 @@ use anyhow::{Context, Result, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+/// The whole answer to a GET of `path` at `address`, whatever its status.
+///
+/// Panics if there is none.
+pub async fn answer(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("a server");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("ask a server");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("an answer");
+    answer
+}
+
 /// The body of the answer to a GET of `path` at `address`.
 ///
 /// # Errors

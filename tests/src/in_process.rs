@@ -59,7 +59,7 @@ pub async fn start_node(
 ) -> Result<InProcessNode> {
     let listener = listen(([127, 0, 0, 1], 0).into()).context("bind the peer port")?;
     let peer = Endpoint { host: "127.0.0.1".into(), port: listener.local_addr()?.port() };
-    let node = Node::new(store, job.clone(), listener);
+    let node = Node::new(store, job.clone(), listener, None, None);
     let status = node.status();
     let (reports, mut inbox) = mpsc::unbounded_channel();
     let (commands, mut orders) = mpsc::unbounded_channel();

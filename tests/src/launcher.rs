@@ -2,14 +2,14 @@
 //! they run are [`crate::agents::Job`]s.
 
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use crate::processes::binary;
+use crate::processes::{binary, fake_nvml};
 use crate::wait::within;
 
 /// A folder from which agents are run, and what they are run with.
@@ -67,11 +67,7 @@ impl Launcher {
     /// Compiles a stand-in for NVIDIA's management library, with these GPUs in C's notation, and has agents find it.
     #[must_use]
     pub fn gpus(self, gpus: &str) -> Launcher {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/tests/fixtures/fake_nvml.c");
-        let mut compiler = std::process::Command::new("cc");
-        compiler.args(["-shared", "-fPIC", "-o"]).arg(self.path("libnvidia-ml.so.1"));
-        let built = compiler.arg(format!("-DGPUS={gpus}")).arg(source).status().expect("run the C compiler");
-        assert!(built.success(), "the C compiler could not build the stand-in");
+        fake_nvml(self.dir.path(), gpus);
         let folder = self.dir.path().display().to_string();
         self.env("LD_LIBRARY_PATH", &folder)
     }

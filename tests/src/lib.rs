@@ -14,6 +14,7 @@
 //! | [`launcher`] | the agent run to its end under any name, as launch scripts run it |
 //! | [`linearizability`] | judges whether a history of store calls is linearizable |
 //! | [`percentile`] | percentiles of what was measured |
+//! | [`prelude`] | what most tests and benchmarks name |
 //! | [`previous_release`] | the programs of the release before this one |
 //! | [`processes`] | processes that run while a test does, and the product's own programs |
 //! | [`processor`] | what processes and threads cost the machine |
@@ -38,6 +39,7 @@ pub mod in_process;
 pub mod launcher;
 pub mod linearizability;
 pub mod percentile;
+pub mod prelude;
 pub mod previous_release;
 pub mod processes;
 pub mod processor;

@@ -92,6 +92,13 @@ impl Process {
         self.child.id()
     }
 
+    /// A number of kilobytes out of its `/proc/<pid>/status`.
+    pub fn kilobytes(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("a process that lives");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_else(|| panic!("no {field}"));
+        line.trim().trim_end_matches(" kB").parse().expect("a number of kilobytes")
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal)
@@ -161,6 +168,46 @@ impl Drop for Process {
 /// Panics if that takes longer than `within`.
 pub async fn output(name: &str, args: &[&str], within: Duration) -> Output {
     output_of(&binary(name), args, within).await
+}
+
+/// Runs `elasticctl` on this store: whether it succeeded, and what it said on both streams.
+///
+/// Panics if that takes longer than 30 s.
+pub async fn ctl(store: &str, args: &[&str]) -> (bool, String) {
+    let output = output("elasticctl", &[&["--etcd", store], args].concat(), Duration::from_secs(30)).await;
+    (output.status.success(), printed(&output))
+}
+
+/// The same, which must succeed.
+pub async fn ctl_ok(store: &str, args: &[&str]) -> String {
+    let (done, said) = ctl(store, args).await;
+    assert!(done, "elasticctl {args:?}: {said}");
+    said
+}
+
+/// What a program printed, errors last.
+pub fn printed(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// Sends a process a signal. One that has ended gets none.
+pub fn send(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Compiles a library that programs load, with these further flags of the C compiler.
+pub fn compile_library(source: &Path, library: &Path, flags: &[&str]) {
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).args([library, source]).args(flags).arg("-ldl");
+    assert!(compiler.status().expect("run the C compiler").success(), "{compiler:?} failed");
+}
+
+/// A stand-in for NVIDIA's management library, with these GPUs in C's notation. It lies in `folder`.
+pub fn fake_nvml(folder: &Path, gpus: &str) {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/tests/fixtures/fake_nvml.c");
+    compile_library(Path::new(source), &folder.join("libnvidia-ml.so.1"), &[&format!("-DGPUS={gpus}")]);
 }
 
 /// As [`output`], of a program of another build.

@@ -1,17 +1,10 @@
 //! The client of etcd's v2 API against real servers: conditions, times to live, long polls, and what servers and
 //! networks do to them.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
 use elastic_node::Membership;
 use elastic_node::Status;
 use elastic_node::requests::barrier::BarrierError;
-use elastic_store::StoreError;
-use elastic_store::etcd::{EtcdConfig, EtcdTls, EtcdUser, Secret};
-use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions, EtcdServer, version_server};
-use elastic_tests::proxy::FaultProxy;
-use elastic_tests::wait::{eventually, within};
+use elastic_tests::prelude::*;
 use elastic_torchelastic::etcd_v2::{Answer, Entry, EtcdV2, News, Only, Refusal, Request};
 use elastic_torchelastic::{Paths, meet_on_v2};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -1,21 +1,13 @@
 //! Several clients read and write a few keys while the store's servers and the ways to them fail. What all of them saw is
 //! judged by [`elastic_tests::linearizability`], and what a watch delivered by the same history.
 
-use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use elastic_store::embedded::EmbeddedServer;
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_store::{
-    Event, Guard, KeyValue, Op, OpResult, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher,
-};
-use elastic_tests::etcd::{EtcdCluster, EtcdOptions};
+use elastic_store::{Event, Guard, KeyValue, OpResult};
 use elastic_tests::linearizability::{Action, Call, Outcome, check};
-use elastic_tests::proxy::FaultProxy;
-use elastic_tests::wait::{eventually, within};
+use elastic_tests::prelude::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 

@@ -1,23 +1,15 @@
 //! The protocol in one process: real driver, machines, pulses over TCP, and the in-process store.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
-
 use async_trait::async_trait;
 use elastic_node::Parting;
 use elastic_node::requests::checkpoint::{LastWord, last_word};
 use elastic_rendezvous::End;
-use elastic_rendezvous::job::{FailureClass, JobId, Keys, NodeId, NodeRecord, Phase, Sealed, Spec};
+use elastic_rendezvous::job::{NodeRecord, Phase, Sealed};
 use elastic_store::embedded::MemoryStore;
 use elastic_store::embedded::mvcc::Limits;
-use elastic_store::{
-    self, Event, KeyValue, LeaseId, Op, Revision, Scope, Store, StoreError, Txn, TxnResult, WatchUpdate, Watcher,
-};
+use elastic_store::{self, Event, KeyValue, LeaseId, TxnResult};
 use elastic_tests::counting_store::{CountingStore, KEYS};
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
-use elastic_tests::wait::eventually;
-use serde_json::json;
+use elastic_tests::prelude::*;
 
 const WITHIN: Duration = Duration::from_secs(15);
 

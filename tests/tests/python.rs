@@ -1,15 +1,7 @@
 //! The Python package: its sampler, its end of the worker socket under real agents, and the wheel; and the runner of
 //! the GPU kit. Needs no PyTorch.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-
-use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 fn package() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("agent/python")
@@ -101,12 +93,11 @@ elastic_launch(config, work)()
 
 #[tokio::test]
 async fn a_script_speaks_with_its_agent() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("worker_api.py", &[]);
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1").plain_script("worker_api.py", &[]);
     let mut agents = job.start_all(["a", "b"]);
     let told = async |event: &str, round: u64, count: usize| -> Vec<Value> {
         eventually(&format!("`{event}` is reported in round {round}"), LIMIT, async || {
-            let lines = json_lines(&job.path("trace"));
+            let lines = job.lines("trace");
             let fits = |line: &Value| line["event"] == event && line["round"] == round;
             Some(lines.into_iter().filter(fits).collect::<Vec<_>>()).filter(|lines| lines.len() >= count)
         })
@@ -133,18 +124,17 @@ async fn a_script_speaks_with_its_agent() {
         assert_eq!(checkpoint["digest"], "sha256:9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c");
     }
     told("committed", 2, 1).await;
-    std::fs::write(job.path("finish"), "").unwrap();
+    job.write("finish", "");
     assert_eq!(exits(&mut agents).await, [0, 0]);
 }
 
 #[tokio::test]
 async fn a_callback_may_commit_a_checkpoint_and_another_may_fail() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("commits_on_round_change.py", &[]);
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1").plain_script("commits_on_round_change.py", &[]);
     let mut agents = job.start_all(["a", "b"]);
     let placed = async |round: u64| -> Vec<Value> {
         eventually(&format!("both are placed in round {round}"), LIMIT, async || {
-            let lines = json_lines(&job.path("trace"));
+            let lines = job.lines("trace");
             let fits = |line: &Value| line["event"] == "placed" && line["round"] == round;
             Some(lines.into_iter().filter(fits).collect::<Vec<_>>()).filter(|lines| lines.len() == 2)
         })
@@ -157,31 +147,28 @@ async fn a_callback_may_commit_a_checkpoint_and_another_may_fail() {
     }
     let said = agents.iter().map(|agent| agent.output()).collect::<String>();
     assert!(said.contains("ValueError: a callback failed as round 2 was forming"), "{said}");
-    std::fs::write(job.path("finish"), "").unwrap();
+    job.write("finish", "");
     assert_eq!(exits(&mut agents).await, [0, 0]);
 }
 
 #[tokio::test]
 async fn a_script_keeps_its_process_when_a_peer_dies() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    keeps_its_process(Job::on(&etcd, "2")).await;
+    keeps_its_process(Job::on_etcd("2").await).await;
 }
 
 #[tokio::test]
 async fn a_script_that_starts_ahead_gets_its_place_when_it_is_ready() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    keeps_its_process(Job::on(&etcd, "2").flag("--warm-up=60")).await;
+    keeps_its_process(Job::on_etcd("2").await.flag("--warm-up=60")).await;
 }
 
 #[tokio::test]
 async fn a_script_that_may_not_quiesce_hears_why() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").plain_script("quiesces_unregistered.py", &[]);
+    let job = Job::on_etcd("1:2").await.plain_script("quiesces_unregistered.py", &[]);
     let mut agents = vec![job.start("a")];
     job.runs(1, 1).await;
     agents.push(job.start("b"));
     let refused = eventually("the first is refused", LIMIT, async || {
-        json_lines(&job.path("trace")).into_iter().find(|line| line["event"] == "refused")
+        job.lines("trace").into_iter().find(|line| line["event"] == "refused")
     })
     .await;
     assert!(refused["error"].as_str().unwrap().contains("registered with `round_aware`"), "{refused}");
@@ -193,7 +180,7 @@ async fn keeps_its_process(job: Job) {
     let mut agents = job.start_all(["a", "b"]);
     let placed = async |round: u64| -> Vec<Value> {
         let mut placed = eventually(&format!("both have a place in round {round}"), LIMIT, async || {
-            let lines = json_lines(&job.path("trace"));
+            let lines = job.lines("trace");
             let fits = |line: &Value| line["event"] == "placed" && line["place"]["round"] == round;
             Some(lines.into_iter().filter(fits).collect::<Vec<_>>()).filter(|lines| lines.len() == 2)
         })
@@ -212,7 +199,7 @@ async fn keeps_its_process(job: Job) {
     for line in second {
         assert_eq!(line["master_port"], line["place"]["master_port"].to_string(), "what torch reads is the new place");
     }
-    std::fs::write(job.path("finish"), "").unwrap();
+    job.write("finish", "");
     assert_eq!(exits(&mut agents).await, [0, 0]);
 }
 

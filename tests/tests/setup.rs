@@ -1,10 +1,7 @@
 //! `scripts/setup.sh` on machines that lack something: it says so in one line, and what to do.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
+use std::os::unix::fs::symlink;
 
 /// A machine that has these programs of this one, and no others but those that a test adds.
 struct Machine(TempDir);

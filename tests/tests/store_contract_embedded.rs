@@ -3,13 +3,11 @@
 
 // Tests report by panicking, their helpers too.
 
-use std::sync::Arc;
+use elastic_tests::prelude::*;
 
-use elastic_store::Store;
 use elastic_store::embedded::MemoryStore;
 use elastic_store::embedded::mvcc::Limits;
 use elastic_store::embedded::{EmbeddedServer, Hub};
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
 use elastic_tests::contract::{Compact, Subject};
 
 fn compact(hub: Arc<Hub>) -> Compact {

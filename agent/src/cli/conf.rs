@@ -16,6 +16,9 @@ use crate::workers_store::rank0_port::StoreHost;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Conf {
     pub(super) timings: Timings,
+    join_timeout: Option<Duration>,
+    /// torchrun's key for the same.
+    timeout: Option<Duration>,
     pub(super) drain_grace: Option<Duration>,
     pub(super) quiesce_timeout: Option<Duration>,
     pub(super) on_store_loss: Option<OnStoreLoss>,
@@ -23,49 +26,60 @@ pub(super) struct Conf {
     pub(super) job_protocol: Option<u32>,
     pub(super) https: Option<bool>,
     pub(super) tls: Tls,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
     pub(super) credentials: Option<Credentials>,
+    user: Option<String>,
+    password_file: Option<PathBuf>,
     pub(super) is_host: Option<bool>,
     pub(super) v2: bool,
     /// `true`: the agents serve the workers' store. `false`: worker rank 0 serves it.
-    pub(super) agent_store: Option<bool>,
-    pub(super) store_memory: Option<usize>,
+    agent_store: Option<bool>,
+    store_memory: Option<usize>,
     pub(super) open_store: bool,
     pub(super) warnings: Vec<String>,
 }
 
-/// Every key that has a meaning here. An alias comes with the key that it means.
-const KEYS: &[&str] = &[
-    "join_timeout",
-    "timeout",
-    "last_call_timeout",
-    "lease_ttl",
-    "margin",
-    "min_round_time",
-    "takeover_delay",
-    "start_timeout",
-    "stop_grace",
-    "drain_grace",
-    "quiesce_timeout",
-    "on_store_loss",
-    "prefix",
-    "etcd_prefix",
-    "job_protocol",
-    "protocol",
-    "cert",
-    "ssl_cert",
-    "key",
-    "ssl_cert_key",
-    "cacert",
-    "ca_cert",
-    "user",
-    "password_file",
-    "is_host",
-    "store_type",
-    "api",
-    "workers_store",
-    "workers_store_memory",
-    "workers_store_open",
+/// Takes the value of a key.
+type Take = fn(&mut Conf, &Entry<'_>) -> Result<(), UsageError>;
+
+/// Every key that has a meaning here.
+const KEYS: &[(&str, Take)] = &[
+    ("join_timeout", |conf, it| it.positive().map(|time| conf.join_timeout = Some(time))),
+    ("timeout", |conf, it| it.positive().map(|time| conf.timeout = Some(time))),
+    ("last_call_timeout", |conf, it| it.parse(values::duration).map(|time| conf.timings.last_call = time)),
+    ("lease_ttl", |conf, it| it.parse(lease_ttl).map(|time| conf.timings.lease_ttl = time)),
+    ("margin", |conf, it| it.positive().map(|time| conf.timings.margin = time)),
+    ("min_round_time", |conf, it| it.parse(values::duration).map(|time| conf.timings.min_round_time = time)),
+    ("takeover_delay", |conf, it| it.parse(values::duration).map(|time| conf.timings.takeover_delay = time)),
+    ("start_timeout", |conf, it| it.positive().map(|time| conf.timings.start_timeout = time)),
+    ("stop_grace", |conf, it| it.parse(values::duration).map(|time| conf.timings.stop_grace = time)),
+    ("drain_grace", |conf, it| it.parse(values::duration).map(|time| conf.drain_grace = Some(time))),
+    ("quiesce_timeout", |conf, it| it.parse(values::duration).map(|time| conf.quiesce_timeout = Some(time))),
+    ("on_store_loss", |conf, it| it.parse(on_store_loss).map(|what| conf.on_store_loss = Some(what))),
+    ("prefix", |conf, it| it.parse(prefix).map(|prefix| conf.prefix = Some(prefix))),
+    ("etcd_prefix", |conf, it| it.parse(prefix).map(|prefix| conf.prefix = Some(prefix))),
+    ("job_protocol", |conf, it| it.parse(job_protocol).map(|version| conf.job_protocol = Some(version))),
+    ("protocol", |conf, it| it.parse(protocol).map(|https| conf.https = Some(https))),
+    ("cert", |conf, it| it.path(&mut conf.cert)),
+    ("ssl_cert", |conf, it| it.path(&mut conf.cert)),
+    ("key", |conf, it| it.path(&mut conf.key)),
+    ("ssl_cert_key", |conf, it| it.path(&mut conf.key)),
+    ("cacert", |conf, it| it.path(&mut conf.tls.ca)),
+    ("ca_cert", |conf, it| it.path(&mut conf.tls.ca)),
+    ("user", |conf, it| it.parse(user_name).map(|user| conf.user = Some(user))),
+    ("password_file", |conf, it| it.path(&mut conf.password_file)),
+    ("is_host", |conf, it| it.parse(boolean).map(|is_host| conf.is_host = Some(is_host))),
+    ("store_type", |_, it| it.parse(store_type)),
+    ("api", |conf, it| it.parse(api).map(|v2| conf.v2 = v2)),
+    ("workers_store", |conf, it| it.parse(workers_store).map(|agent| conf.agent_store = Some(agent))),
+    ("workers_store_memory", |conf, it| it.parse(store_memory).map(|bytes| conf.store_memory = Some(bytes))),
+    ("workers_store_open", |conf, it| it.parse(boolean).map(|open| conf.open_store = open)),
 ];
+
+fn take_of(key: &str) -> Option<Take> {
+    KEYS.iter().find(|(known, _)| *known == key).map(|(_, take)| *take)
+}
 
 /// torchrun's keys for mechanisms that do not exist here. They are accepted, so that torchrun's command lines run
 /// unchanged.
@@ -96,58 +110,29 @@ impl Entry<'_> {
         read(self.value).map_err(|refusal| self.refuse(refusal))
     }
 
-    fn duration(&self) -> Result<Duration, UsageError> {
-        self.parse(values::duration)
+    fn positive(&self) -> Result<Duration, UsageError> {
+        self.parse(|text| values::some_time(text, "it cannot be zero", "give a time, for example 30s"))
     }
 
-    fn positive(&self) -> Result<Duration, UsageError> {
-        match self.parse(values::duration)? {
-            Duration::ZERO => Err(self.refuse(Refusal::new("it cannot be zero", "give a time, for example 30s"))),
-            time => Ok(time),
-        }
+    fn path(&self, to: &mut Option<PathBuf>) -> Result<(), UsageError> {
+        *to = Some(PathBuf::from(self.value));
+        Ok(())
     }
 }
 
 pub(super) fn parse(setting: &Setting) -> Result<Conf, UsageError> {
     let mut conf = Conf::default();
-    let (mut join_timeout, mut timeout) = (None, None);
-    let (mut cert, mut key, mut user, mut password_file) = (None, None, None, None);
-    let entries = entries(setting)?;
-    for entry in &entries {
-        let timings = &mut conf.timings;
-        match entry.key {
-            "join_timeout" => join_timeout = Some(entry.positive()?),
-            "timeout" => timeout = Some(entry.positive()?),
-            "last_call_timeout" => timings.last_call = entry.duration()?,
-            "lease_ttl" => timings.lease_ttl = entry.parse(lease_ttl)?,
-            "margin" => timings.margin = entry.positive()?,
-            "min_round_time" => timings.min_round_time = entry.duration()?,
-            "takeover_delay" => timings.takeover_delay = entry.duration()?,
-            "start_timeout" => timings.start_timeout = entry.positive()?,
-            "stop_grace" => timings.stop_grace = entry.duration()?,
-            "drain_grace" => conf.drain_grace = Some(entry.duration()?),
-            "quiesce_timeout" => conf.quiesce_timeout = Some(entry.duration()?),
-            "on_store_loss" => conf.on_store_loss = Some(entry.parse(on_store_loss)?),
-            "prefix" | "etcd_prefix" => conf.prefix = Some(entry.parse(prefix)?),
-            "job_protocol" => conf.job_protocol = Some(entry.parse(job_protocol)?),
-            "protocol" => conf.https = Some(entry.parse(protocol)?),
-            "cert" | "ssl_cert" => cert = Some(PathBuf::from(entry.value)),
-            "key" | "ssl_cert_key" => key = Some(PathBuf::from(entry.value)),
-            "cacert" | "ca_cert" => conf.tls.ca = Some(PathBuf::from(entry.value)),
-            "user" => user = Some(entry.parse(user_name)?),
-            "password_file" => password_file = Some(PathBuf::from(entry.value)),
-            "is_host" => conf.is_host = Some(entry.parse(boolean)?),
-            "store_type" => entry.parse(store_type)?,
-            "api" => conf.v2 = entry.parse(api)?,
-            "workers_store" => conf.agent_store = Some(entry.parse(workers_store)?),
-            "workers_store_memory" => conf.store_memory = Some(entry.parse(store_memory)?),
-            "workers_store_open" => conf.open_store = entry.parse(boolean)?,
-            key => conf.warnings.push(format!("{} {key}: accepted, but it has no effect in this agent", setting.name)),
+    for entry in entries(setting)? {
+        match take_of(entry.key) {
+            Some(take) => take(&mut conf, &entry)?,
+            None => conf
+                .warnings
+                .push(format!("{} {}: accepted, but it has no effect in this agent", setting.name, entry.key)),
         }
     }
-    conf.timings.join_timeout = join_timeout.or(timeout).unwrap_or(conf.timings.join_timeout);
-    conf.tls.client = both(setting, ("cert", cert), ("key", key))?;
-    conf.credentials = both(setting, ("user", user), ("password_file", password_file))?
+    conf.timings.join_timeout = conf.join_timeout.or(conf.timeout).unwrap_or(conf.timings.join_timeout);
+    conf.tls.client = both(setting, ("cert", conf.cert.take()), ("key", conf.key.take()))?;
+    conf.credentials = both(setting, ("user", conf.user.take()), ("password_file", conf.password_file.take()))?
         .map(|(user, password_file)| Credentials { user, password_file });
     Ok(conf)
 }
@@ -156,13 +141,11 @@ impl Conf {
     /// Whether an agent or worker rank 0 serves the workers' store. `disabled` is torchrun's
     /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`. The key takes precedence over this variable.
     pub(super) fn store_host(&self, disabled: bool) -> StoreHost {
-        let limits = WorkersStoreLimits::default();
-        match self.agent_store.unwrap_or(!disabled) {
-            true => {
-                StoreHost::Agent(WorkersStoreLimits { memory: self.store_memory.unwrap_or(limits.memory), ..limits })
-            }
-            false => StoreHost::Workers,
+        if !self.agent_store.unwrap_or(!disabled) {
+            return StoreHost::Workers;
         }
+        let limits = WorkersStoreLimits::default();
+        StoreHost::Agent(WorkersStoreLimits { memory: self.store_memory.unwrap_or(limits.memory), ..limits })
     }
 }
 
@@ -176,7 +159,7 @@ fn entries(setting: &Setting) -> Result<Vec<Entry<'_>>, UsageError> {
             let missing = if entry.key.is_empty() { "the key is missing" } else { "the value is missing" };
             return Err(Refusal::new(format!("{missing} in `{pair}`"), SHAPE).of(setting));
         }
-        if !KEYS.contains(&entry.key) && !WITHOUT_EFFECT.contains(&entry.key) {
+        if take_of(entry.key).is_none() && !WITHOUT_EFFECT.contains(&entry.key) {
             return Err(
                 Refusal::new("no such key", advice_for(entry.key)).of(format_args!("{} {}", setting.name, entry.key))
             );
@@ -194,10 +177,11 @@ fn advice_for(unknown: &str) -> String {
         return "a command line can be read by everyone on the host: use password_file=PATH".into();
     }
     let unknown = unknown.to_ascii_lowercase().replace('-', "_");
-    let nearest = KEYS.iter().map(|key| (strsim::jaro_winkler(key, &unknown), key)).max_by(|a, b| a.0.total_cmp(&b.0));
+    let names: Vec<&str> = KEYS.iter().map(|(key, _)| *key).collect();
+    let nearest = names.iter().map(|key| (strsim::jaro_winkler(key, &unknown), key)).max_by(|a, b| a.0.total_cmp(&b.0));
     match nearest {
         Some((likeness, key)) if likeness > 0.8 => format!("did you mean `{key}`?"),
-        _ => format!("the keys are {}", KEYS.join(", ")),
+        _ => format!("the keys are {}", names.join(", ")),
     }
 }
 
@@ -229,14 +213,9 @@ fn lease_ttl(text: &str) -> Result<Duration, Refusal> {
 }
 
 pub(super) fn on_store_loss(text: &str) -> Result<OnStoreLoss, Refusal> {
-    match text {
-        "wait" => Ok(OnStoreLoss::Wait),
-        "fence" => Ok(OnStoreLoss::Fence),
-        other => Err(Refusal::new(format!("`{other}` is not known"), "give `wait` or `fence`")),
-    }
+    values::one_of(text, "is not known", &[("wait", OnStoreLoss::Wait), ("fence", OnStoreLoss::Fence)])
 }
 
-/// torchrun's `protocol` is http or https.
 fn job_protocol(text: &str) -> Result<u32, Refusal> {
     let ours = Protocols::OURS;
     text.parse().ok().filter(|version| ours.include(*version)).ok_or_else(|| {
@@ -248,12 +227,9 @@ fn job_protocol(text: &str) -> Result<u32, Refusal> {
     })
 }
 
+/// torchrun's `protocol` of etcd. Returns whether it is https.
 fn protocol(text: &str) -> Result<bool, Refusal> {
-    match text {
-        "http" => Ok(false),
-        "https" => Ok(true),
-        other => Err(Refusal::new(format!("`{other}` is not known"), "give `http` or `https`")),
-    }
+    values::one_of(text, "is not known", &[("http", false), ("https", true)])
 }
 
 fn boolean(text: &str) -> Result<bool, Refusal> {
@@ -275,19 +251,11 @@ fn store_type(text: &str) -> Result<(), Refusal> {
 }
 
 fn api(text: &str) -> Result<bool, Refusal> {
-    match text {
-        "v3" => Ok(false),
-        "v2" => Ok(true),
-        other => Err(Refusal::new(format!("`{other}` is not an API of etcd"), "give `v3` or `v2`")),
-    }
+    values::one_of(text, "is not an API of etcd", &[("v3", false), ("v2", true)])
 }
 
 fn workers_store(text: &str) -> Result<bool, Refusal> {
-    match text {
-        "agent" => Ok(true),
-        "workers" => Ok(false),
-        other => Err(Refusal::new(format!("`{other}` is not known"), "give `agent` or `workers`")),
-    }
+    values::one_of(text, "is not known", &[("agent", true), ("workers", false)])
 }
 
 fn store_memory(text: &str) -> Result<usize, Refusal> {

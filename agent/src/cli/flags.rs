@@ -3,7 +3,7 @@
 //! The flags, their two spellings and their environment defaults are those of torchrun (torch 2.15), so that its
 //! command lines run unchanged.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt;
 
 use clap::builder::ValueParser;
@@ -44,22 +44,19 @@ impl Setting {
     }
 }
 
-fn base(name: &'static str) -> Arg {
-    let arg = Arg::new(name).long(name);
-    if name.contains('-') { arg.alias(name.replace('-', "_")) } else { arg }
+/// An entry of the list of flags.
+enum Entry {
+    Heading(&'static str),
+    /// A flag: its name, what `--help` shows for its value if it takes one, and its help.
+    Flag(&'static str, Option<&'static str>, &'static str),
 }
 
-fn value(name: &'static str, shape: &'static str, help: &'static str) -> Arg {
-    base(name)
-        .value_name(shape)
-        .help(help)
-        .action(ArgAction::Set)
-        .value_parser(ValueParser::os_string())
-        .allow_negative_numbers(true)
+const fn value(name: &'static str, shape: &'static str, help: &'static str) -> Entry {
+    Entry::Flag(name, Some(shape), help)
 }
 
-fn switch(name: &'static str, help: &'static str) -> Arg {
-    base(name).help(help).action(ArgAction::SetTrue)
+const fn switch(name: &'static str, help: &'static str) -> Entry {
+    Entry::Flag(name, None, help)
 }
 
 /// torchrun's flags whose values argparse itself checks.
@@ -76,9 +73,76 @@ const ARGPARSE_CHECKS: &[&str] = &[
 /// torchrun's flag that names a class of a Python package. It is known, and refused.
 pub(super) const LOGS_SPECS: &str = "logs-specs";
 
+/// Every flag, after its heading in `--help`.
+const FLAGS: &[Entry] = &[
+    Entry::Heading("Nodes and workers"),
+    value("nnodes", "N|MIN:MAX", help::NNODES),
+    value("nproc-per-node", "N|auto|gpu|cpu|xpu", help::NPROC),
+    value("node-name", "NAME", help::NODE_NAME),
+    value("role", "NAME", help::ROLE),
+    value("numa-binding", "MODE", help::NUMA_BINDING),
+    switch("virtual-local-rank", help::VIRTUAL_LOCAL_RANK),
+    Entry::Heading("Rendezvous"),
+    value("rdzv-backend", "etcd|etcd-v2|c10d|static", help::BACKEND),
+    value("rdzv-endpoint", "HOST[:PORT],…", help::ENDPOINT),
+    value("rdzv-id", "ID", help::ID),
+    value("rdzv-conf", "KEY=VALUE,…", help::CONF),
+    switch("standalone", help::STANDALONE),
+    value("node-rank", "RANK", help::NODE_RANK),
+    value("master-addr", "HOST", help::MASTER_ADDR),
+    value("master-port", "PORT", help::MASTER_PORT),
+    value("local-addr", "HOST", help::LOCAL_ADDR),
+    value("peer-port", "[ADDRESS:]PORT", help::PEER_PORT),
+    value("peer-cert", "FILE", help::PEER_CERT),
+    value("peer-key", "FILE", help::PEER_KEY),
+    value("peer-ca", "FILE", help::PEER_CA),
+    switch("insecure", help::INSECURE),
+    switch("pin-interface", help::PIN_INTERFACE),
+    Entry::Heading("Failures and restarts"),
+    value("max-restarts", "N", help::MAX_RESTARTS),
+    value("restarts-without-progress", "N", help::RESTARTS_WITHOUT_PROGRESS),
+    value("exclude-after", "N", help::EXCLUDE_AFTER),
+    value("restart-policy", "failures|all", help::RESTART_POLICY),
+    value("on-store-loss", "wait|fence", help::ON_STORE_LOSS),
+    value("shutdown-timeout", "TIME", help::SHUTDOWN_TIMEOUT),
+    value("signals-to-handle", "NAME,…", help::SIGNALS),
+    value("drain-grace", "TIME", help::DRAIN_GRACE),
+    value("warm-up", "TIME", help::WARM_UP),
+    switch("preflight", help::PREFLIGHT),
+    value("preflight-command", "COMMAND", help::PREFLIGHT_COMMAND),
+    value("preflight-peer-bandwidth", "RATE", help::PREFLIGHT_PEER_BANDWIDTH),
+    value("preflight-timeout", "TIME", help::PREFLIGHT_TIMEOUT),
+    value("progress-timeout", "TIME", help::PROGRESS_TIMEOUT),
+    value("health-port", "[ADDRESS:]PORT", help::HEALTH_PORT),
+    value("monitor-interval", "SECONDS", help::MONITOR_INTERVAL),
+    Entry::Heading("Program"),
+    switch("module", help::MODULE),
+    switch("no-python", help::NO_PYTHON),
+    switch("run-path", help::RUN_PATH),
+    switch("use-env", help::USE_ENV),
+    value("start-method", "METHOD", help::START_METHOD),
+    Entry::Heading("Logs"),
+    value("log-dir", "DIR", help::LOG_DIR),
+    value("redirects", "STREAMS", help::REDIRECTS),
+    value("tee", "STREAMS", help::TEE),
+    value("log-line-prefix-template", "TEXT", help::LOG_LINE_PREFIX),
+    value("local-ranks-filter", "RANK,…", help::LOCAL_RANKS_FILTER),
+    value("duplicate-stdout-filters", "WORD,…", help::DUPLICATE_STDOUT),
+    value("duplicate-stderr-filters", "WORD,…", help::DUPLICATE_STDERR),
+    value("log-rotate", "SIZE[:KEEP]", help::LOG_ROTATE),
+    value("log-attempts", "N", help::LOG_ATTEMPTS),
+    value("report", "text|json", help::REPORT),
+    switch("verbose", help::VERBOSE),
+    switch("json-logs", help::JSON_LOGS),
+    value("event-log-handler", "HANDLER", help::EVENT_LOG_HANDLER),
+    Entry::Heading("Other"),
+    switch("help", help::HELP),
+    value("print-completion", "SHELL", help::PRINT_COMPLETION),
+];
+
 /// The definition of the command line.
 pub(super) fn definition(dialect: Dialect) -> Command {
-    Command::new("elastic-agent")
+    let mut command = Command::new("elastic-agent")
         .version(env!("CARGO_PKG_VERSION"))
         .about(help::ABOUT)
         .before_help(help::before(dialect))
@@ -86,108 +150,46 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .after_help(help::EXAMPLES)
         .infer_long_args(true)
         .args_override_self(true)
-        .next_help_heading("Nodes and workers")
-        .args(nodes_and_workers())
-        .next_help_heading("Rendezvous")
-        .args(rendezvous())
-        .next_help_heading("Failures and restarts")
-        .args(failures_and_restarts())
-        .next_help_heading("Program")
-        .args(program(dialect))
-        .next_help_heading("Logs")
-        .args(logs())
-        .next_help_heading("Other")
-        // These abbreviations are unique with torchrun, but not here.
-        .disable_help_flag(true)
-        .arg(base("help").short('h').aliases(["h", "he"]).action(ArgAction::Help).help(help::HELP))
-        .arg(value("print-completion", "SHELL", help::PRINT_COMPLETION))
+        .disable_help_flag(true);
+    for entry in FLAGS {
+        command = match *entry {
+            Entry::Heading(heading) => command.next_help_heading(heading),
+            Entry::Flag(name, shape, help) => command.arg(flag(name, shape, help, dialect)),
+        };
+    }
+    command
         .next_help_heading(None)
-        .arg(value(LOGS_SPECS, "CLASS", "").hide(true))
+        .arg(flag(LOGS_SPECS, Some("CLASS"), "", dialect).hide(true))
         // Everything from the first positional argument on is the program's. A `--` before it is dropped, and later
         // ones are kept.
         .arg(Arg::new(PROGRAM).num_args(1..).trailing_var_arg(true).value_parser(ValueParser::os_string()).hide(true))
 }
 
-fn nodes_and_workers() -> Vec<Arg> {
-    vec![
-        value("nnodes", "N|MIN:MAX", help::NNODES),
-        value("nproc-per-node", "N|auto|gpu|cpu|xpu", help::NPROC),
-        value("node-name", "NAME", help::NODE_NAME),
-        value("role", "NAME", help::ROLE),
-        value("numa-binding", "MODE", help::NUMA_BINDING),
-        switch("virtual-local-rank", help::VIRTUAL_LOCAL_RANK),
-    ]
-}
-
-fn rendezvous() -> Vec<Arg> {
-    vec![
-        value("rdzv-backend", "etcd|etcd-v2|c10d|static", help::BACKEND),
-        value("rdzv-endpoint", "HOST[:PORT],…", help::ENDPOINT),
-        value("rdzv-id", "ID", help::ID),
-        value("rdzv-conf", "KEY=VALUE,…", help::CONF),
-        switch("standalone", help::STANDALONE).alias("with-etcd").alias("with_etcd"),
-        // These abbreviations are unique with torchrun, but not here beside --node-name. `re` of --redirects is such a
-        // case too, because of --restart-policy.
-        value("node-rank", "RANK", help::NODE_RANK).aliases(["node-", "node_"]),
-        value("master-addr", "HOST", help::MASTER_ADDR),
-        value("master-port", "PORT", help::MASTER_PORT),
-        value("local-addr", "HOST", help::LOCAL_ADDR),
-        value("peer-port", "[ADDRESS:]PORT", help::PEER_PORT),
-        value("peer-cert", "FILE", help::PEER_CERT),
-        value("peer-key", "FILE", help::PEER_KEY),
-        value("peer-ca", "FILE", help::PEER_CA),
-        switch("insecure", help::INSECURE),
-        switch("pin-interface", help::PIN_INTERFACE),
-    ]
-}
-
-fn failures_and_restarts() -> Vec<Arg> {
-    vec![
-        value("max-restarts", "N", help::MAX_RESTARTS),
-        value("restarts-without-progress", "N", help::RESTARTS_WITHOUT_PROGRESS),
-        value("exclude-after", "N", help::EXCLUDE_AFTER),
-        value("restart-policy", "failures|all", help::RESTART_POLICY),
-        value("on-store-loss", "wait|fence", help::ON_STORE_LOSS),
-        value("shutdown-timeout", "TIME", help::SHUTDOWN_TIMEOUT),
-        value("signals-to-handle", "NAME,…", help::SIGNALS),
-        value("drain-grace", "TIME", help::DRAIN_GRACE),
-        value("warm-up", "TIME", help::WARM_UP),
-        switch("preflight", help::PREFLIGHT),
-        value("preflight-command", "COMMAND", help::PREFLIGHT_COMMAND),
-        value("preflight-peer-bandwidth", "RATE", help::PREFLIGHT_PEER_BANDWIDTH),
-        value("preflight-timeout", "TIME", help::PREFLIGHT_TIMEOUT),
-        value("progress-timeout", "TIME", help::PROGRESS_TIMEOUT),
-        value("health-port", "[ADDRESS:]PORT", help::HEALTH_PORT),
-        value("monitor-interval", "SECONDS", help::MONITOR_INTERVAL),
-    ]
-}
-
-fn program(dialect: Dialect) -> Vec<Arg> {
-    vec![
-        switch("module", help::MODULE).short('m'),
-        switch("no-python", help::NO_PYTHON),
-        switch("run-path", help::RUN_PATH),
-        switch("use-env", help::USE_ENV).hide(dialect != Dialect::Launch),
-        value("start-method", "METHOD", help::START_METHOD),
-    ]
-}
-
-fn logs() -> Vec<Arg> {
-    vec![
-        value("log-dir", "DIR", help::LOG_DIR),
-        value("redirects", "STREAMS", help::REDIRECTS).short('r').alias("re"),
-        value("tee", "STREAMS", help::TEE).short('t'),
-        value("log-line-prefix-template", "TEXT", help::LOG_LINE_PREFIX),
-        value("local-ranks-filter", "RANK,…", help::LOCAL_RANKS_FILTER),
-        value("duplicate-stdout-filters", "WORD,…", help::DUPLICATE_STDOUT),
-        value("duplicate-stderr-filters", "WORD,…", help::DUPLICATE_STDERR),
-        value("log-rotate", "SIZE[:KEEP]", help::LOG_ROTATE),
-        value("log-attempts", "N", help::LOG_ATTEMPTS),
-        value("report", "text|json", help::REPORT),
-        Arg::new("verbose").long("verbose").short('v').action(ArgAction::Count).help(help::VERBOSE),
-        switch("json-logs", help::JSON_LOGS),
-        value("event-log-handler", "HANDLER", help::EVENT_LOG_HANDLER),
-    ]
+fn flag(name: &'static str, shape: Option<&'static str>, help: &'static str, dialect: Dialect) -> Arg {
+    let mut arg = Arg::new(name).long(name).help(help);
+    if name.contains('-') {
+        arg = arg.alias(name.replace('-', "_"));
+    }
+    let arg = match shape {
+        None => arg.action(ArgAction::SetTrue),
+        Some(shape) => arg
+            .value_name(shape)
+            .action(ArgAction::Set)
+            .value_parser(ValueParser::os_string())
+            .allow_negative_numbers(true),
+    };
+    // The abbreviations among these are unique with torchrun, but not here.
+    match name {
+        "help" => arg.action(ArgAction::Help).short('h').aliases(["h", "he"]),
+        "module" => arg.short('m'),
+        "node-rank" => arg.aliases(["node-", "node_"]),
+        "redirects" => arg.short('r').alias("re"),
+        "standalone" => arg.aliases(["with-etcd", "with_etcd"]),
+        "tee" => arg.short('t'),
+        "use-env" => arg.hide(dialect != Dialect::Launch),
+        "verbose" => arg.action(ArgAction::Count).short('v'),
+        _ => arg,
+    }
 }
 
 /// The command line, and the environment that gives its defaults.
@@ -221,7 +223,8 @@ impl<'a> Settings<'a> {
         (self.env)(name).filter(|value| !value.is_empty())
     }
 
-    fn on_command_line(&self, name: &str) -> bool {
+    /// Whether a flag is on the command line itself.
+    pub(super) fn on_command_line(&self, name: &str) -> bool {
         self.matches.value_source(name) == Some(ValueSource::CommandLine)
     }
 
@@ -282,11 +285,6 @@ impl<'a> Settings<'a> {
                 .of(format_args!("{variable}={text}"))
         })
     }
-
-    /// Whether a flag is on the command line itself.
-    pub(super) fn given(&self, name: &str) -> bool {
-        self.on_command_line(name)
-    }
 }
 
 /// The environment variable that holds a flag's default.
@@ -334,9 +332,4 @@ fn unknown(name: &str, suggested: Option<String>, definition: &Command) -> Refus
         None => "see elastic-agent --help; put the program's own flags after the program".into(),
     };
     Refusal::new("no such flag", advice)
-}
-
-/// Whether a path is `/dev/null`, which is torchrun's way to say "no logs".
-pub(super) fn is_dev_null(path: &OsStr) -> bool {
-    path == "/dev/null"
 }

@@ -1,22 +1,58 @@
-//! The words after the flags, and how the workers run them.
+//! The flags about the workers, and the words after the flags: the program that they run.
 
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
+use elastic_rendezvous::job::Timings;
+
+use super::conf::Conf;
 use super::dialect::Dialect;
 use super::error::{Refusal, UsageError};
 use super::flags::Settings;
 use super::values;
+use crate::machine::numa::Affinity;
 use crate::output::logs::LogOptions;
 use crate::output::template;
+use crate::workers::WorkersOptions;
 use crate::workers::command::{Program, ProgramKind};
 
-/// `--warm-up`: how long the agent waits for workers that start before the node joins.
-pub(super) fn warm_up(
+pub(super) fn workers(
     settings: &Settings<'_>,
+    conf: &Conf,
+    timings: &Timings,
     logs: &LogOptions,
-    program: &Program,
-) -> Result<Option<Duration>, UsageError> {
+) -> Result<WorkersOptions, UsageError> {
+    let program = read(settings)?;
+    Ok(WorkersOptions {
+        count: settings.parsed("nproc-per-node", values::workers)?.unwrap_or(settings.dialect.workers()),
+        role: settings.parsed("role", role)?.unwrap_or_else(|| "default".into()),
+        numa: settings.parsed("numa-binding", numa)?,
+        virtual_local_rank: settings.switch("virtual-local-rank")?,
+        warm_up: warm_up(settings, logs, &program)?,
+        program,
+        // By default, half of the time is left for workers that must be stopped after all.
+        quiesce_timeout: conf.quiesce_timeout.unwrap_or(timings.stop_grace / 2).min(timings.stop_grace),
+        store_host: conf.store_host(settings.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE").is_some_and(|set| set == "1")),
+        open_store: conf.open_store,
+    })
+}
+
+fn role(text: &str) -> Result<String, Refusal> {
+    const ADVICE: &str = "give a short name, for example `trainer`";
+    if text.is_empty() || text.chars().any(char::is_control) || text.len() > 128 {
+        return Err(Refusal::new("it is empty, too long, or holds control characters", ADVICE));
+    }
+    Ok(text.to_owned())
+}
+
+fn numa(text: &str) -> Result<Affinity, Refusal> {
+    use Affinity::{CoreComplex, Exclusive, Node, Socket};
+    let modes = [("node", Node), ("socket", Socket), ("exclusive", Exclusive), ("core-complex", CoreComplex)];
+    values::one_of(text, "is not a binding mode", &modes)
+}
+
+/// `--warm-up`: how long the agent waits for workers that start before the node joins.
+fn warm_up(settings: &Settings<'_>, logs: &LogOptions, program: &Program) -> Result<Option<Duration>, UsageError> {
     let limit = settings.parsed("warm-up", values::duration)?.filter(|limit| !limit.is_zero());
     let knows_rank = |text: &OsStr| template::mentions(text, "rank");
     let prefix = logs.prefix.as_deref().map(OsStr::new);
@@ -27,8 +63,7 @@ pub(super) fn warm_up(
     Ok(limit)
 }
 
-/// The program that the workers run, and its arguments.
-pub(super) fn read(settings: &Settings<'_>) -> Result<Program, UsageError> {
+fn read(settings: &Settings<'_>) -> Result<Program, UsageError> {
     let kind = match (settings.switch("module")?, settings.switch("no-python")?) {
         // As with torchrun, this flag takes precedence over both others.
         _ if settings.switch("run-path")? => ProgramKind::RunPath,

@@ -6,9 +6,9 @@ use super::conf::Conf;
 use super::endpoint;
 use super::error::{Refusal, UsageError};
 use super::flags::{Setting, Settings};
-use super::peers::PeerOptions;
 use super::values::{self, NodeRange};
-use crate::store::choice::{StoreChoice, Tls};
+use crate::machine::address::NetworkOptions;
+use crate::store::choice::{StoreChoice, StoreOptions, Tls};
 
 const TODAY: &str = "use --rdzv-backend=etcd with an etcd, or --rdzv-backend=c10d --rdzv-endpoint=HOST without one";
 
@@ -19,59 +19,53 @@ const TLS: &str = "give --peer-cert, --peer-key and --peer-ca for TLS";
 const CLOSE: &str = "give every node --peer-cert FILE --peer-key FILE --peer-ca FILE (elasticctl certs makes the files), or \
                      --insecure where everybody on the network is trusted";
 
-/// How this node meets the others.
-pub(super) struct ResolvedRendezvous {
-    pub(super) rendezvous: StoreChoice,
-    /// With `static`, the place that this node must have.
-    pub(super) place: Option<u32>,
-}
-
-impl From<StoreChoice> for ResolvedRendezvous {
-    fn from(rendezvous: StoreChoice) -> ResolvedRendezvous {
-        ResolvedRendezvous { rendezvous, place: None }
-    }
-}
-
 pub(super) fn resolve(
     settings: &Settings<'_>,
     nodes: NodeRange,
     conf: &Conf,
-    peers: &PeerOptions,
+    network: &NetworkOptions,
     warnings: &mut Vec<String>,
-) -> Result<ResolvedRendezvous, UsageError> {
+) -> Result<StoreOptions, UsageError> {
+    let prefix = conf.prefix.clone();
     let backend = settings.text("rdzv-backend")?;
     let endpoint = settings.text("rdzv-endpoint")?;
     if settings.switch("standalone")? {
         for flag in ["rdzv-backend", "rdzv-endpoint", "rdzv-id"] {
-            if settings.given(flag) {
+            if settings.on_command_line(flag) {
                 warnings.push(format!("--{flag} has no effect with --standalone"));
             }
         }
-        return standalone(nodes, conf).map(ResolvedRendezvous::from);
+        return Ok(StoreOptions { choice: standalone(nodes, conf)?, prefix, place: None });
     }
     let name = backend.as_ref().map_or(settings.dialect.backend(), |backend| backend.value.as_str());
     if name != "static" {
         for flag in ["node-rank", "master-addr", "master-port"] {
-            if settings.given(flag) {
+            if settings.on_command_line(flag) {
                 warnings.push(format!("--{flag} has no effect with --rdzv-backend={name}: it belongs to static"));
             }
         }
     }
-    match name {
-        "etcd" => etcd(endpoint.as_ref(), conf, conf.v2).map(ResolvedRendezvous::from),
-        "etcd-v2" => etcd(endpoint.as_ref(), conf, true).map(ResolvedRendezvous::from),
-        "c10d" => hosted(endpoint.as_ref(), nodes, conf, peers).map(ResolvedRendezvous::from),
+    let mut place = None;
+    let choice = match name {
+        "etcd" => etcd(endpoint.as_ref(), conf, conf.v2)?,
+        "etcd-v2" => etcd(endpoint.as_ref(), conf, true)?,
+        "c10d" => hosted(endpoint.as_ref(), nodes, conf, network)?,
         // torchrun's rule: its default backend, without any address, means one node alone.
         "static" if endpoint.is_none() && nodes.max == 1 && settings.text("master-port")?.is_none() => {
-            standalone(nodes, conf).map(ResolvedRendezvous::from)
+            standalone(nodes, conf)?
         }
-        "static" => fixed(settings, endpoint.as_ref(), nodes, (conf, peers), warnings),
+        "static" => {
+            let (choice, own) = fixed(settings, endpoint.as_ref(), nodes, (conf, network), warnings)?;
+            place = own;
+            choice
+        }
         other => {
             let cause = "no such backend; one of a Python package cannot be loaded, as no Python runs in the agent";
             let refusal = Refusal::new(cause, format!("{TODAY}, static, or --standalone for one node"));
-            Err(refusal.of(format_args!("--rdzv-backend={other}")))
+            return Err(refusal.of(format_args!("--rdzv-backend={other}")));
         }
-    }
+    };
+    Ok(StoreOptions { choice, prefix, place })
 }
 
 fn standalone(nodes: NodeRange, conf: &Conf) -> Result<StoreChoice, UsageError> {
@@ -87,7 +81,7 @@ fn hosted(
     endpoint: Option<&Setting>,
     nodes: NodeRange,
     conf: &Conf,
-    peers: &PeerOptions,
+    network: &NetworkOptions,
 ) -> Result<StoreChoice, UsageError> {
     no_etcd_keys(conf)?;
     let Some(setting) = endpoint else {
@@ -109,7 +103,7 @@ fn hosted(
         return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of(setting));
     }
     // Which agent serves it is known only once names are resolved. All hear the same.
-    if conf.is_host != Some(false) && peers.leaves_open(endpoint) {
+    if conf.is_host != Some(false) && network.leaves_open(endpoint) {
         return Err(Refusal::new(open(endpoint), CLOSE).of(format_args!("--rdzv-backend=c10d {setting}")));
     }
     Ok(StoreChoice::Hosted { endpoint: endpoint.clone(), is_host: conf.is_host })
@@ -120,16 +114,16 @@ fn open(store: &Endpoint) -> String {
     format!("any host that reaches port {} of {} could read and change the job's store", store.port, store.host)
 }
 
-/// Fixed nodes with fixed places. The agent of node 0 serves the store.
+/// Fixed nodes with fixed places, and this node's. The agent of node 0 serves the store.
 fn fixed(
     settings: &Settings<'_>,
     endpoint: Option<&Setting>,
     nodes: NodeRange,
-    (conf, peers): (&Conf, &PeerOptions),
+    (conf, network): (&Conf, &NetworkOptions),
     warnings: &mut Vec<String>,
-) -> Result<ResolvedRendezvous, UsageError> {
+) -> Result<(StoreChoice, Option<u32>), UsageError> {
     no_etcd_keys(conf)?;
-    let place = settings.parsed("node-rank", values::place)?.unwrap_or(0);
+    let place = settings.parsed("node-rank", |text| values::count(text, 0))?.unwrap_or(0);
     if place >= nodes.max {
         let cause = format!("{} nodes have the ranks 0 to {}", nodes.max, nodes.max - 1);
         let given = settings.text("node-rank")?.map_or("--node-rank".to_owned(), |setting| setting.to_string());
@@ -149,20 +143,17 @@ fn fixed(
     };
     if nodes.max == 1 {
         // No other node will come, so nothing has to be served, and the port stays free.
-        return Ok(StoreChoice::Standalone.into());
+        return Ok((StoreChoice::Standalone, None));
     }
     if endpoint.port == 0 {
         let advice = format!("give a port, {} is the default", endpoint::STATIC_PORT);
         return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of("--master-port=0"));
     }
     // torchrun's commonest command line, whose workers open a port for everybody in any case: it is not refused.
-    if place == 0 && peers.leaves_open(&endpoint) {
+    if place == 0 && network.leaves_open(&endpoint) {
         warnings.push(format!("--rdzv-backend=static: {}; {CLOSE}", open(&endpoint)));
     }
-    Ok(ResolvedRendezvous {
-        rendezvous: StoreChoice::Hosted { endpoint, is_host: Some(place == 0) },
-        place: Some(place),
-    })
+    Ok((StoreChoice::Hosted { endpoint, is_host: Some(place == 0) }, Some(place)))
 }
 
 fn etcd(endpoint: Option<&Setting>, conf: &Conf, v2: bool) -> Result<StoreChoice, UsageError> {

@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, Command};
 use tracing::Level;
 
 use super::error::{Refusal, Stop};
-use super::{LONGEST_NODE, flags, level, values};
+use super::{AgentLog, LONGEST_NODE, flags, level, values};
 
 /// The first word that chooses it. A program of this name is run by `./spare`, or after a flag or `--`.
 pub(super) const WORD: &str = "spare";
@@ -43,12 +43,7 @@ pub(crate) struct SpareOptions {
     pub folder: PathBuf,
     /// The host's name in the jobs. Without it, the host's own with `-spare`.
     pub name: Option<String>,
-    /// The log level.
-    pub log_level: Level,
-    /// Whether the log is JSON.
-    pub json_logs: bool,
-    /// Warnings for the user, to be logged once logging is set up.
-    pub warnings: Vec<String>,
+    pub log: AgentLog,
 }
 
 fn definition() -> Command {
@@ -76,9 +71,11 @@ pub(super) fn parse(argv: Vec<OsString>, env: &dyn Fn(&str) -> Option<OsString>)
     Ok(SpareOptions {
         folder: matches.get_one::<PathBuf>("FOLDER").cloned().unwrap_or_default(),
         name: name.map_err(|refusal: Refusal| refusal.of("--node-name"))?,
-        log_level: level(matches.get_count("verbose"), named, Level::INFO, &mut warnings),
-        json_logs: matches.get_flag("json-logs"),
-        warnings,
+        log: AgentLog {
+            level: level(matches.get_count("verbose"), named, Level::INFO, &mut warnings),
+            json: matches.get_flag("json-logs"),
+            warnings,
+        },
     })
 }
 
@@ -94,12 +91,12 @@ mod tests {
     fn a_folder_is_all_it_needs() {
         let options = parsed("spare /etc/elastic/spare.d").unwrap();
         assert_eq!(
-            (options.folder, options.name, options.log_level),
+            (options.folder, options.name, options.log.level),
             ("/etc/elastic/spare.d".into(), None, Level::INFO)
         );
         assert_eq!(parsed("spare -- d").unwrap().folder, PathBuf::from("d"), "as the unit for systemd writes it");
         let options = parsed("spare --node-name=s1 -v d").unwrap();
-        assert_eq!((options.name.as_deref(), options.log_level), (Some("s1"), Level::DEBUG));
+        assert_eq!((options.name.as_deref(), options.log.level), (Some("s1"), Level::DEBUG));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::error::Refusal;
 use crate::machine::preflight::peers::BitRate;
-use crate::output::logs::{ParseStreamsError, StreamsByRank};
+use crate::output::logs::StreamsByRank;
 use crate::workers::slots::WorkerCount;
 
 /// How many nodes a round may have: `--nnodes N` or `MIN:MAX`.
@@ -34,6 +34,27 @@ pub(super) fn count(text: &str, least: u32) -> Result<u32, Refusal> {
         Ok(n) if n > i128::from(MOST) => Err(Refusal::new(format!("{n} is more than {MOST}"), advice())),
         Ok(n) => Ok(n as u32),
         Err(_) => Err(Refusal::new(format!("`{text}` is not a whole number"), advice())),
+    }
+}
+
+/// Reads one of these words. `problem` says what any other is, such as `is not known`.
+pub(super) fn one_of<T: Copy>(text: &str, problem: &str, words: &[(&str, T)]) -> Result<T, Refusal> {
+    if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text) {
+        return Ok(*meaning);
+    }
+    let names: Vec<String> = words.iter().map(|(word, _)| format!("`{word}`")).collect();
+    let advice = match names.split_last() {
+        Some((last, others)) => format!("give {} or {last}", others.join(", ")),
+        None => String::new(),
+    };
+    Err(Refusal::new(format!("`{text}` {problem}"), advice))
+}
+
+/// Reads a time that is not zero.
+pub(super) fn some_time(text: &str, problem: &str, advice: &str) -> Result<Duration, Refusal> {
+    match duration(text)? {
+        Duration::ZERO => Err(Refusal::new(problem, advice)),
+        time => Ok(time),
     }
 }
 
@@ -102,7 +123,7 @@ pub(super) fn bit_rate(text: &str) -> Result<BitRate, Refusal> {
 
 pub(super) fn streams(text: &str) -> Result<StreamsByRank, Refusal> {
     const ADVICE: &str = "write 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or by local rank, for example 0:3,1:2";
-    text.parse().map_err(|error: ParseStreamsError| Refusal::new(error.problem, ADVICE))
+    text.parse().map_err(|cause: String| Refusal::new(cause, ADVICE))
 }
 
 /// Reads a job's or a node's id. It becomes part of a store key and of file names.
@@ -152,9 +173,4 @@ pub(super) fn own_port(text: &str) -> Result<SocketAddr, Refusal> {
         Ok(address) => Ok(address),
         Err(_) => Ok(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(text)?)),
     }
-}
-
-/// Reads a node's rank, `--node-rank`.
-pub(super) fn place(text: &str) -> Result<u32, Refusal> {
-    count(text, 0)
 }

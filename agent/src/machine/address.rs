@@ -4,6 +4,32 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use elastic_rendezvous::job::Endpoint;
+use elastic_store::tls::TlsFiles;
+
+/// How other nodes reach this one, as the command line says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct NetworkOptions {
+    /// The address that peers use, if it is given.
+    pub local_addr: Option<String>,
+    /// Whether gloo and NCCL are to use the interface whose address peers use.
+    pub pin_interface: bool,
+    /// The address on which this agent listens for other nodes. None: a loopback address that it advertises, else all.
+    pub bind: Option<IpAddr>,
+    /// The port on which it listens for other agents. 0: the kernel picks one.
+    pub port: u16,
+    /// Mutual TLS with other agents and coordinators, and to the store that one of them serves.
+    pub tls: Option<TlsFiles>,
+    /// Whether a store may be served, without TLS, to every host that reaches it.
+    pub insecure: bool,
+}
+
+impl NetworkOptions {
+    /// Whether every host that reaches it can use a store that this agent serves there, and no flag allows that.
+    pub(crate) fn leaves_open(&self, store: &Endpoint) -> bool {
+        let bound_here = self.bind.is_some_and(|ip| ip.is_loopback());
+        self.tls.is_none() && !self.insecure && !bound_here && !names_loopback(&store.host)
+    }
+}
 
 /// Where an advertised address comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +57,7 @@ impl fmt::Display for Advertised {
             AddressSource::Flag => "as --local-addr says",
             AddressSource::Route => "the interface that leads to the store",
             AddressSource::Hostname => {
-                "this host's name, as no route is known; if peers cannot resolve it, set \
-                                        --local-addr"
+                "this host's name, as no route is known; if peers cannot resolve it, set --local-addr"
             }
         };
         write!(f, "{} ({why})", self.address)
@@ -46,33 +71,20 @@ const ELSEWHERE: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
 ];
 
-/// The address at which peers reach this node: `local_addr` if it is given, else the address of the interface that
-/// leads to the store, else `hostname`. Resolves the store's name, which may take as long as the resolver does. Sends
-/// nothing itself.
-pub(crate) fn advertised_address(local_addr: Option<&str>, store: Option<&Endpoint>, hostname: &str) -> Advertised {
-    if let Some(address) = local_addr {
-        return Advertised { address: address.to_owned(), source: AddressSource::Flag };
-    }
-    let routed = match store {
-        Some(endpoint) => route_to(endpoint),
-        // Without an endpoint the job runs on this machine alone.
-        None => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-    };
-    match routed {
-        Some(ip) => Advertised { address: ip.to_string(), source: AddressSource::Route },
-        None => Advertised { address: hostname.to_owned(), source: AddressSource::Hostname },
-    }
-}
-
-/// The address that other nodes use for this one. `stores` are the endpoints of the job's store. May take as long as the
-/// resolver does.
+/// The address at which peers reach this node: `flag` if it is given, else the address of the interface that leads to
+/// the first store with a route, else `hostname`. Resolves the stores' names, which may take as long as the resolver
+/// does. Sends nothing itself.
 pub(crate) fn advertised(flag: Option<&str>, stores: &[Endpoint], hostname: &str) -> Advertised {
-    let by_route = |store: &Endpoint| {
-        let address = advertised_address(flag, Some(store), hostname);
-        (address.source != AddressSource::Hostname).then_some(address)
+    let (address, source) = match flag {
+        Some(address) => (address.to_owned(), AddressSource::Flag),
+        // Without an endpoint the job runs on this machine alone.
+        None if stores.is_empty() => (Ipv4Addr::LOCALHOST.to_string(), AddressSource::Route),
+        None => match stores.iter().find_map(route_to) {
+            Some(ip) => (ip.to_string(), AddressSource::Route),
+            None => (hostname.to_owned(), AddressSource::Hostname),
+        },
     };
-    let address = stores.iter().find_map(by_route);
-    address.unwrap_or_else(|| advertised_address(flag, stores.first(), hostname))
+    Advertised { address, source }
 }
 
 fn route_to(store: &Endpoint) -> Option<IpAddr> {
@@ -121,19 +133,20 @@ mod tests {
 
     #[test]
     fn the_flag_goes_before_the_route_and_the_route_before_the_name() {
-        let store = endpoint("127.0.0.1");
-        fn address(flag: Option<&str>, store: Option<&Endpoint>) -> (String, AddressSource) {
-            let advertised = advertised_address(flag, store, "myhost");
+        let address = |flag: Option<&str>, stores: &[&str]| {
+            let stores: Vec<Endpoint> = stores.iter().map(|host| endpoint(host)).collect();
+            let advertised = advertised(flag, &stores, "myhost");
             (advertised.address, advertised.source)
-        }
-        assert_eq!(address(Some("node7"), Some(&store)), ("node7".into(), AddressSource::Flag));
-        assert_eq!(address(None, Some(&store)), ("127.0.0.1".into(), AddressSource::Route));
-        assert_eq!(address(None, Some(&endpoint("localhost"))).1, AddressSource::Route);
-        assert_eq!(address(None, None), ("127.0.0.1".into(), AddressSource::Route));
+        };
+        assert_eq!(address(Some("node7"), &["127.0.0.1"]), ("node7".into(), AddressSource::Flag));
+        assert_eq!(address(None, &["127.0.0.1"]), ("127.0.0.1".into(), AddressSource::Route));
+        assert_eq!(address(None, &["localhost"]).1, AddressSource::Route);
+        assert_eq!(address(None, &[]), ("127.0.0.1".into(), AddressSource::Route));
         // `invalid` never resolves (RFC 6761).
-        assert_eq!(address(None, Some(&endpoint("etcd.invalid"))), ("myhost".into(), AddressSource::Hostname));
+        assert_eq!(address(None, &["etcd.invalid"]), ("myhost".into(), AddressSource::Hostname));
+        assert_eq!(address(None, &["etcd.invalid", "127.0.0.1"]), ("127.0.0.1".into(), AddressSource::Route));
         if has_ipv6() {
-            assert_eq!(address(None, Some(&endpoint("::1"))), ("::1".into(), AddressSource::Route));
+            assert_eq!(address(None, &["::1"]), ("::1".into(), AddressSource::Route));
         }
     }
 

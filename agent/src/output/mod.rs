@@ -11,3 +11,18 @@ pub(crate) mod events;
 pub(crate) mod logs;
 pub(crate) mod outcome;
 pub(crate) mod template;
+
+use events::EventHandler;
+use logs::LogOptions;
+use outcome::report::ReportForm;
+
+/// What is printed and written of the workers, as the command line says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OutputOptions {
+    /// Where their output goes.
+    pub logs: LogOptions,
+    /// Where torchrun's events go.
+    pub events: EventHandler,
+    /// The form of the report at the agent's end.
+    pub report: ReportForm,
+}

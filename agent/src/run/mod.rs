@@ -54,8 +54,8 @@ use setup::{Variables, WorkersPlan};
 
 /// Takes part in the job that `options` describe, reports how it ended, and returns the process's exit code.
 pub(crate) async fn run_to_end(options: Options, guard: Guard, console: Console) -> u8 {
-    let (job, form, dialect) = (options.job.to_string(), options.report, options.dialect);
-    let alone = options.nodes.max == 1;
+    let (job, form, dialect) = (options.job.to_string(), options.output.report, options.dialect);
+    let alone = options.spec.max_nodes == 1;
     let report = match run(options, guard, &console).await {
         Ok(end) => Report::of_end(&job, &end, alone),
         Err(error) => Report::of_error(&job, &error),
@@ -68,8 +68,7 @@ pub(crate) async fn run_to_end(options: Options, guard: Guard, console: Console)
 
 /// What a node needs to join its job.
 struct Ready {
-    program: WorkersPlan,
-    hostname: String,
+    plan: WorkersPlan,
     logs: Logs,
     identity: NodeIdentity,
     paths: JobPaths,
@@ -84,19 +83,12 @@ struct Ready {
 /// Takes part in the job, and returns how that ended. The error is a chain of causes that kept this node from taking
 /// part.
 async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::Result<End> {
-    if !options.signals_named {
-        options.signals = signals::unless_ignored(options.signals);
-    }
     // This comes first, so that none of these signals ever has its default action.
-    let mut signals = Signals::watch(&options.signals)?;
-    for warning in &options.warnings {
-        tracing::warn!("{warning}");
-    }
-    options.spec().check()?;
+    let mut signals = Signals::watch(options.signals.get_or_insert_with(signals::usual))?;
     // This comes before all that may take a while: who waits lives.
-    let tls = options.peers.tls.clone().map(MutualTls::follow).transpose().map_err(anyhow::Error::msg)?;
+    let tls = options.network.tls.clone().map(MutualTls::follow).transpose().map_err(anyhow::Error::msg)?;
     let health = Health::of(options.job.to_string());
-    if let Some(at) = options.watch.health {
+    if let Some(at) = options.health {
         health.tell(at, tls.clone())?;
     }
     let ready = tokio::select! {
@@ -116,33 +108,33 @@ async fn prepare(
     tls: Option<&MutualTls>,
     console: &Console,
 ) -> anyhow::Result<Ready> {
-    let program = setup::program(options)?;
-    let slots = program.slots;
+    let plan = setup::plan(&options.workers)?;
+    let slots = plan.slots;
     health.before("looking at this machine (--preflight)");
     preflight::pass(&options.preflight, setup::preflight(options, slots)).await?;
     let hostname = identity::hostname();
-    let logs = Logs::open(options.logs.clone(), setup::log_names(options, &hostname), console.clone())?;
+    let logs = Logs::open(options.output.logs.clone(), setup::log_names(options, &hostname), console.clone())?;
 
     health.before("taking the node's name");
     let identity = setup::claim_name(options).await?;
-    let paths = setup::job_paths(options);
-    health.before(setup::waits_for(&options.rendezvous));
-    let way = backend::Way { tls, bind: options.peers.bind };
-    let mut backend = backend::open(&options.rendezvous, &paths, way, options.timings.join_timeout).await?;
+    let paths = setup::job_paths(options.store.prefix.as_deref(), &options.job);
+    health.before(setup::waits_for(&options.store.choice));
+    let way = backend::Way { tls, bind: options.network.bind };
+    let mut backend = backend::open(&options.store.choice, &paths, way, options.spec.timings.join_timeout).await?;
     // Without a port, no one can read metrics.
-    let metrics = options.watch.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name, tls.cloned()));
+    let metrics = options.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name, tls.cloned()));
     if let Some(metrics) = &metrics {
         backend.observed_by(metrics.observer());
     }
     let known = match backend.store() {
         Some(store) => look_at_job(options, store, &paths.keys, &identity, tls, health).await?,
-        None => options.spec(),
+        None => options.spec.clone(),
     };
     health.before("joining");
     // This comes after the store was found: a name that can be resolved now may not have been resolvable before.
     let (address, env) = setup::address(options, &hostname).await?;
     tracing::info!(node = %identity, %address, slots, "this node");
-    Ok(Ready { program, hostname, logs, identity, paths, backend, metrics, known, address, env })
+    Ok(Ready { plan, logs, identity, paths, backend, metrics, known, address, env })
 }
 
 /// Checks what would keep this node out of the job: the certificates, the bandwidth to the job's nodes. Returns the
@@ -166,11 +158,11 @@ async fn look_at_job(
         let joining = Joining { store, job, keys, node, boot: &identity.boot_id, tls };
         preflight::pass_peers(&options.preflight, &joining).await?;
     }
-    if options.warm_up.is_none() {
-        return Ok(options.spec());
+    if options.workers.warm_up.is_none() {
+        return Ok(options.spec.clone());
     }
     // What warms up may take a minute: better to end before it than after.
-    setup::job_spec(store.as_ref(), keys, options.spec()).await.map_err(anyhow::Error::msg)
+    setup::job_spec(store.as_ref(), keys, options.spec.clone()).await.map_err(anyhow::Error::msg)
 }
 
 /// Joins the job, takes part until the node's part is over, and leaves.
@@ -183,19 +175,18 @@ async fn join(
     signals: &mut Signals,
     console: &Console,
 ) -> anyhow::Result<End> {
-    let Ready { program, hostname, logs, identity, paths, backend, metrics, known, address, mut env } = ready;
-    let slots = program.slots;
+    let Ready { plan, logs, identity, paths, backend, metrics, known, address, mut env } = ready;
+    let slots = plan.slots;
     let timers = TimerFile::as_asked(&options.watch.timers, identity.runtime_dir())?;
     env.extend(timers.as_ref().map(|timers| (TIMER_FILE, timers.path().into())));
-    let events = setup::events(options, &hostname, console);
     let grace = known.timings.stop_grace;
-    let group = setup::group(options, program, &identity, address.address.clone(), events, env, known)?;
+    let group = setup::group(options, plan, &identity, address.address.clone(), env, known, console)?;
     let mut group = LocalGroup::new(group, guard, logs)?;
     if let Some(directory) = group.log_directory() {
         tracing::info!(directory = %directory.display(), "logs");
     }
     group.guard().hold(identity.lock_fd())?;
-    let listener = setup::listen(options, &address.address).await?;
+    let listener = setup::listen(&options.network, &address.address).await?;
     group.guard().hold(&listener)?;
     let peer = Endpoint { host: address.address, port: listener.local_addr()?.port() };
 
@@ -215,17 +206,18 @@ async fn join(
     let mut progress = JobProgress::new(backend.store(), &paths.keys, part.status(), socket.furthest(), goodput);
     let mut record = setup::record(options, &identity, peer, slots);
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name);
-    let warm_up_limit = options.warm_up.unwrap_or_default();
+    let warm_up_limit = options.workers.warm_up.unwrap_or_default();
     let status = part.status();
-    let job_timings = || status.borrow().timings.unwrap_or(options.timings);
-    let mut local = WorkersLifecycle::new(group, socket, watchdog, gpus, options.quiesce_timeout, warm_up_limit);
+    let job_timings = || status.borrow().timings.unwrap_or(options.spec.timings);
+    let mut local =
+        WorkersLifecycle::new(group, socket, watchdog, gpus, options.workers.quiesce_timeout, warm_up_limit);
 
     let end = tokio::select! {
         end = async {
-            if options.warm_up.is_some() && !warmed(&mut local, &mut record, grace, signals).await? {
+            if options.workers.warm_up.is_some() && !warmed(&mut local, &mut record, grace, signals).await? {
                 return Ok(End::Drained);
             }
-            rounds::take_part(part, record, options.spec(), backend.store(), &paths.keys, &mut local, signals).await
+            rounds::take_part(part, record, options.spec.clone(), backend.store(), &paths.keys, &mut local, signals).await
         } => end?,
         () = backend.host_gone(job_timings) => {
             End::StoreLost(format!("store lost: {} is gone with the agent that served it", backend.name))
@@ -244,7 +236,7 @@ async fn join(
             caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
         }
     }
-    close(local, readers, &options.logs.dir, &end).await;
+    close(local, readers, &options.output.logs.dir, &end).await;
     if !matches!(end, End::StoreLost(_)) {
         identity.retire();
     }

@@ -11,13 +11,12 @@ use elastic_node::logs::LogRequest;
 use elastic_rendezvous::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release, RoundRecord, Spec, Versioned};
 use elastic_store::tls::MutualTls;
 use elastic_store::{Op, OpResult, Store, Txn};
-use elastic_torchelastic::TorchElastic;
-use elastic_torchelastic::{DEFAULT_PREFIX, Paths};
+use elastic_torchelastic::{DEFAULT_PREFIX, Paths, TorchElastic};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use crate::cli::Options;
-use crate::machine::address::{Advertised, advertised};
+use crate::machine::address::{Advertised, NetworkOptions, advertised};
 use crate::machine::cpus::{self, CpuSet};
 use crate::machine::devices::{self, Gpus};
 use crate::machine::identity::{self, NameRequest, NodeIdentity};
@@ -28,6 +27,7 @@ use crate::store::backend::Backend;
 use crate::store::choice::StoreChoice;
 use crate::store::participation::{JobPaths, JobStore, Participation};
 use crate::store::ports;
+use crate::workers::WorkersOptions;
 use crate::workers::command::WorkerCommand;
 use crate::workers::environment::{own_device, threads_warning};
 use crate::workers::group::GroupSetup;
@@ -45,13 +45,13 @@ pub(super) struct WorkersPlan {
 }
 
 /// Finds the workers' program, the number of workers, and their CPUs.
-pub(super) fn program(options: &Options) -> anyhow::Result<WorkersPlan> {
+pub(super) fn plan(options: &WorkersOptions) -> anyhow::Result<WorkersPlan> {
     let env = |name: &str| std::env::var_os(name);
     let text = |name: &str| std::env::var(name).ok();
     let command = WorkerCommand::resolve(&options.program, &env, std::env::current_exe().ok().as_deref())?;
     tracing::info!("workers run {}", command.program.display());
     let gpus = LazyCell::new(Gpus::detect);
-    let slots = slots::count(options.workers, || &*gpus, &text)?;
+    let slots = slots::count(options.count, || &*gpus, &text)?;
     let cpus = bound_cpus(options, slots, || &*gpus, text("CUDA_VISIBLE_DEVICES").as_deref())?;
     if options.virtual_local_rank {
         // Checks all workers before the node joins anything.
@@ -65,7 +65,7 @@ pub(super) fn program(options: &Options) -> anyhow::Result<WorkersPlan> {
 
 /// The CPUs of each worker. Empty if workers are not to be bound.
 fn bound_cpus<'a>(
-    options: &Options,
+    options: &WorkersOptions,
     slots: u32,
     gpus: impl FnOnce() -> &'a Gpus,
     list: Option<&str>,
@@ -82,18 +82,18 @@ fn bound_cpus<'a>(
 }
 
 /// The names that torchrun's events carry: the job, the role, the host, the program.
-pub(super) fn events(options: &Options, hostname: &str, console: &Console) -> events::Source {
+fn events(options: &Options, hostname: &str, console: &Console) -> events::Source {
     events::Source {
-        console: (options.events == EventHandler::Console).then(|| console.clone()),
+        console: (options.output.events == EventHandler::Console).then(|| console.clone()),
         run_id: options.job.to_string(),
-        role: options.role.clone(),
+        role: options.workers.role.clone(),
         hostname: hostname.to_owned(),
-        backend: match &options.rendezvous {
+        backend: match &options.store.choice {
             StoreChoice::Etcd { .. } => "etcd",
-            StoreChoice::Hosted { .. } if options.place.is_some() => "static",
+            StoreChoice::Hosted { .. } if options.store.place.is_some() => "static",
             StoreChoice::Hosted { .. } | StoreChoice::Standalone => "c10d",
         },
-        entry_point: options.program.name.to_string_lossy().into_owned(),
+        entry_point: options.workers.program.name.to_string_lossy().into_owned(),
     }
 }
 
@@ -112,10 +112,10 @@ pub(super) async fn claim_name(options: &Options) -> anyhow::Result<NodeIdentity
 }
 
 /// Where the store keeps the job's records.
-pub(super) fn job_paths(options: &Options) -> JobPaths {
+pub(super) fn job_paths(prefix: Option<&str>, job: &JobId) -> JobPaths {
     JobPaths {
-        keys: Keys::new(options.prefix.as_deref().unwrap_or(Keys::DEFAULT_PREFIX), &options.job),
-        paths: Paths::new(options.prefix.as_deref().unwrap_or(DEFAULT_PREFIX), options.job.as_ref()),
+        keys: Keys::new(prefix.unwrap_or(Keys::DEFAULT_PREFIX), job),
+        paths: Paths::new(prefix.unwrap_or(DEFAULT_PREFIX), job.as_ref()),
     }
 }
 
@@ -127,11 +127,11 @@ pub(super) fn waits_for(rendezvous: &StoreChoice) -> String {
 
 /// The address that other nodes use for this one, and the variables that tell workers the interface of this address.
 pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result<(Advertised, Variables)> {
-    let (flag, rendezvous, hostname) = (options.local_addr.clone(), options.rendezvous.clone(), hostname.to_owned());
-    let pinned = options.pin_interface;
+    let (network, store, hostname) = (options.network.clone(), options.store.choice.clone(), hostname.to_owned());
     let found = tokio::task::spawn_blocking(move || {
-        let address = advertised(flag.as_deref(), rendezvous.endpoints(), &hostname);
-        let env = interfaces::variables(&address.address, &hostname, pinned, &|name| std::env::var_os(name));
+        let address = advertised(network.local_addr.as_deref(), store.endpoints(), &hostname);
+        let inherited = |name: &str| std::env::var_os(name);
+        let env = interfaces::variables(&address.address, &hostname, network.pin_interface, &inherited);
         (address, env)
     });
     found.await.context("find this node's address")
@@ -140,38 +140,36 @@ pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result
 /// The settings that are the same for every group of workers.
 pub(super) fn group(
     options: &Options,
-    program: WorkersPlan,
+    plan: WorkersPlan,
     identity: &NodeIdentity,
     address: String,
-    events: events::Source,
     env: Variables,
     spec: Spec,
+    console: &Console,
 ) -> anyhow::Result<GroupSetup> {
-    let WorkersPlan { command, slots, cpus } = program;
+    let WorkersPlan { command, slots, cpus } = plan;
     Ok(GroupSetup {
         job: options.job.to_string(),
         node: identity.name.clone(),
         host: identity.host.clone(),
         slots,
-        role: options.role.clone(),
+        options: options.workers.clone(),
         spec,
         command,
         directory: std::env::current_dir().context("find the working directory")?,
         address,
-        store_host: options.store_host,
-        bind: options.peers.bind,
-        virtual_local_rank: options.virtual_local_rank,
+        bind: options.network.bind,
         cpus,
-        signals: options.signals.clone(),
-        events,
+        signals: options.signals.clone().unwrap_or_default(),
+        events: events(options, &identity.host, console),
         env,
     })
 }
 
 /// Listens for other agents: on the address that was given, else on `address` alone if it is a loopback one, else on all
 /// interfaces, because it is not known here which of them a peer comes in by.
-pub(super) async fn listen(options: &Options, address: &str) -> anyhow::Result<TcpListener> {
-    let (port, bind) = (options.peers.port, options.peers.bind.map(|ip| ip.to_string()));
+pub(super) async fn listen(network: &NetworkOptions, address: &str) -> anyhow::Result<TcpListener> {
+    let (port, bind) = (network.port, network.bind.map(|ip| ip.to_string()));
     let loopback = address.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     let hosts: &[&str] = match &bind {
         Some(bind) => &[bind],
@@ -198,7 +196,7 @@ pub(super) fn participation(
 ) -> Participation {
     match &backend.rendezvous {
         JobStore::Store(store) => {
-            Participation::Own(Node::with_logs(Arc::clone(store), job, listener, logs, tls).concluding())
+            Participation::Own(Node::new(Arc::clone(store), job, listener, Some(logs), tls).concluding())
         }
         JobStore::TorchElastic(etcd) => {
             let identical = std::env::var("TORCH_ELASTIC_WORKER_IDENTICAL").is_ok_and(|set| set == "1");
@@ -232,27 +230,27 @@ pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint,
         host: identity.host.clone(),
         peer,
         slots,
-        role: options.role.clone(),
+        role: options.workers.role.clone(),
         phase: Phase::Waiting,
         round: None,
         failure: None,
         master: None,
-        place: options.place,
+        place: options.store.place,
         // Known once they have.
         warms_up: false,
         lacks_workers: false,
-        introduces: matches!(options.store_host, StoreHost::Agent(_)) && !options.open_store,
+        introduces: matches!(options.workers.store_host, StoreHost::Agent(_)) && !options.workers.open_store,
         release: Some(Release::ours()),
     }
 }
 
 /// What a look at this machine must know of the node.
 pub(super) fn preflight(options: &Options, workers: u32) -> preflight::Node {
-    let logs = if let LogDir::At(folder) = &options.logs.dir { Some(folder.clone()) } else { None };
+    let logs = if let LogDir::At(folder) = &options.output.logs.dir { Some(folder.clone()) } else { None };
     preflight::Node {
         folders: [std::env::temp_dir()].into_iter().chain(logs).collect(),
         workers,
-        counts_gpus: options.workers == WorkerCount::Gpu,
+        counts_gpus: options.workers.count == WorkerCount::Gpu,
         visible: visible_gpus(),
     }
 }
@@ -264,5 +262,5 @@ pub(super) fn visible_gpus() -> Option<String> {
 
 /// The names in the workers' log directory and in the text before a line.
 pub(super) fn log_names(options: &Options, hostname: &str) -> LogNames {
-    LogNames { run_id: options.job.to_string(), role: options.role.clone(), hostname: hostname.to_owned() }
+    LogNames { run_id: options.job.to_string(), role: options.workers.role.clone(), hostname: hostname.to_owned() }
 }

@@ -8,7 +8,7 @@ use elastic_rendezvous::job::overview::{Job, Overview};
 use elastic_rendezvous::job::{JobId, Keys, RoundState, Vacancy};
 use elastic_store::{Guard, LeaseId, Mirror, Op, Revision, Store, StoreError};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
 /// How long `withdraw` waits until the store has deleted a claim.
@@ -35,13 +35,7 @@ pub(super) struct News {
 pub(super) struct Followed {
     pub(super) store: Arc<dyn Store>,
     pub(super) keys: Keys,
-    task: JoinHandle<StoreError>,
-}
-
-impl Drop for Followed {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    task: JoinSet<StoreError>,
 }
 
 impl Followed {
@@ -54,16 +48,14 @@ impl Followed {
         news: mpsc::UnboundedSender<News>,
     ) -> Followed {
         let keys = Keys::new(prefix, job);
-        let reader = Reader {
-            store: Arc::clone(&store),
-            prefix: prefix.to_owned(),
-            root: keys.root().to_owned(),
-            job: job.clone(),
-            host: host.to_owned(),
-            news,
-        };
-        let task = tokio::spawn(async move {
-            match reader.watch().await {
+        let watched = (Arc::clone(&store), prefix.to_owned(), keys.root().to_owned());
+        let (job, host) = (job.clone(), host.to_owned());
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let (store, prefix, root) = watched;
+            // This fails once the host leaves and has dropped the receiver.
+            let tell = |overview: &Overview| drop(news.send(News::of(&job, overview.jobs.get(&job), &host)));
+            match watch(&*store, &prefix, &root, tell).await {
                 Err(error) => error,
                 Ok(never) => match never {},
             }
@@ -72,45 +64,36 @@ impl Followed {
     }
 
     /// The error that ended the task. `None` while the task runs.
-    pub(super) async fn end(&mut self) -> Option<StoreError> {
-        if !self.task.is_finished() {
-            return None;
-        }
-        Some((&mut self.task).await.unwrap_or_else(|error| StoreError::Invalid(error.to_string())))
+    pub(super) fn end(&mut self) -> Option<StoreError> {
+        let ended = self.task.try_join_next()?;
+        Some(ended.unwrap_or_else(|error| StoreError::Invalid(error.to_string())))
     }
 }
 
-struct Reader {
-    store: Arc<dyn Store>,
-    prefix: String,
-    root: String,
-    job: JobId,
-    host: String,
-    news: mpsc::UnboundedSender<News>,
+/// Tells what the records say, once at the beginning and after each change, until the watch breaks.
+async fn watch(
+    store: &dyn Store,
+    prefix: &str,
+    root: &str,
+    tell: impl Fn(&Overview),
+) -> Result<Infallible, StoreError> {
+    let mut overview = Overview::new(prefix);
+    let mut mirror = Mirror::open(store, root).await?;
+    loop {
+        overview.take(mirror.next().await?);
+        tell(&overview);
+    }
 }
 
-impl Reader {
-    /// Sends what the records say, once at the beginning and after each change, until the watch breaks.
-    async fn watch(&self) -> Result<Infallible, StoreError> {
-        let mut overview = Overview::new(&self.prefix);
-        let mut mirror = Mirror::open(&*self.store, &self.root).await?;
-        loop {
-            overview.take(mirror.next().await?);
-            self.tell(overview.jobs.get(&self.job));
-        }
-    }
-
-    fn tell(&self, job: Option<&Job>) {
-        let own =
-            job.and_then(|job| job.nodes.values().find(|node| node.value.name == self.host).map(|own| (job, own)));
+impl News {
+    fn of(id: &JobId, job: Option<&Job>, host: &str) -> News {
+        let own = job.and_then(|job| job.nodes.values().find(|node| node.value.name == host).map(|own| (job, own)));
         let placed = own.is_some_and(|(job, own)| {
             let forming = job.round.as_ref().is_some_and(|round| round.value.state == RoundState::Forming);
             forming || job.rank(&own.value.id()).is_some()
         });
         let life = job.and_then(|job| job.round.as_ref()).map_or(Revision::NONE, |round| round.created);
-        let vacancy = job.and_then(|job| job.vacancy(&self.host));
-        // This fails once the host leaves and has dropped the receiver.
-        let _ = self.news.send(News { job: self.job.clone(), vacancy, placed, here: own.is_some(), life });
+        News { job: id.clone(), vacancy: job.and_then(|job| job.vacancy(host)), placed, here: own.is_some(), life }
     }
 }
 

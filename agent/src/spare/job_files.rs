@@ -79,7 +79,7 @@ fn parse(text: &str, env: &dyn Fn(&str) -> Option<OsString>) -> Result<JobFile, 
         Stop::Show(_) => "it asks for help; write the flags and the program of a job".to_owned(),
         Stop::Usage(error) => error.to_string(),
     })?;
-    match &options.rendezvous {
+    match &options.store.choice {
         StoreChoice::Etcd { v2: false, .. } => Ok(JobFile { environment, arguments, options }),
         _ => Err("a spare host finds jobs on etcd's v3 API alone; write --rdzv-backend=etcd --rdzv-endpoint=…".into()),
     }
@@ -110,11 +110,11 @@ mod tests {
         let job = parsed(&text).unwrap();
         assert_eq!(job.environment, [("NCCL_DEBUG".into(), "INFO".into()), ("A".into(), "b c".into())]);
         assert_eq!(job.options.job.to_string(), "J");
-        assert_eq!(job.options.nodes.max, 8);
+        assert_eq!(job.options.spec.max_nodes, 8);
         assert_eq!(job.arguments.last().map(String::as_str), Some("x y"));
         assert_eq!(parsed(&format!("{FLAGS} --nnodes=8 train.py")).unwrap().environment, []);
         let by_variable = parsed(&format!("PET_NNODES=2:3 {FLAGS} train.py")).unwrap();
-        assert_eq!(by_variable.options.nodes.max, 3);
+        assert_eq!(by_variable.options.spec.max_nodes, 3);
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
         write("notes.txt", "not a job");
         let (jobs, unusable) = read(folder.path()).unwrap();
         assert_eq!(jobs.keys().map(ToString::to_string).collect::<Vec<_>>(), ["J"]);
-        assert_eq!(jobs.values().next().unwrap().options.program.name, "train.py");
+        assert_eq!(jobs.values().next().unwrap().options.workers.program.name, "train.py");
         let unusable: Vec<String> = unusable.iter().map(ToString::to_string).collect();
         assert!(unusable[0].ends_with("b.job: job J has a file already"), "{unusable:?}");
         assert!(unusable[1].contains("c.job: --nnodes=x"), "{unusable:?}");

@@ -54,14 +54,10 @@ const DID_ITS_PART: [i32; 4] = [0, 3, 4, 5];
 /// # Errors
 /// The folder cannot be read.
 pub(crate) async fn run(options: SpareOptions) -> anyhow::Result<u8> {
-    let handled = signals::unless_ignored(signals::parse(signals::DEFAULT).0);
-    let mut signals = Signals::watch(&handled)?;
-    for warning in &options.warnings {
-        tracing::warn!("{warning}");
-    }
+    let mut signals = Signals::watch(&signals::usual())?;
     let (news, mut inbox) = mpsc::unbounded_channel();
     let mut host = Host::new(options, news);
-    host.rescan().await?;
+    host.rescan()?;
     tracing::info!(
         name = host.name,
         jobs = host.files.len(),
@@ -79,7 +75,7 @@ pub(crate) async fn run(options: SpareOptions) -> anyhow::Result<u8> {
                 host.leave(caught.0, &mut signals).await;
                 return Ok(0);
             }
-            _ = rescan.tick() => host.keep_looking().await,
+            _ = rescan.tick() => host.keep_looking(),
             () = tokio::time::sleep(again) => {}
         }
     }
@@ -134,7 +130,7 @@ impl Host {
     }
 
     /// Reads the folder again, and follows what is to be followed.
-    async fn rescan(&mut self) -> Result<(), BadFile> {
+    fn rescan(&mut self) -> Result<(), BadFile> {
         let (files, unusable) = job_files::read(&self.options.folder)?;
         let unusable: BTreeSet<BadFile> = unusable.into_iter().collect();
         for bad in unusable.difference(&self.unusable) {
@@ -145,7 +141,7 @@ impl Host {
         for (job, file) in &files {
             let known = self.jobs.entry(job.clone()).or_default();
             if let Some(followed) = &mut known.followed
-                && let Some(error) = followed.end().await
+                && let Some(error) = followed.end()
             {
                 known.followed = None;
                 known.in_trouble(job, &error);
@@ -165,8 +161,8 @@ impl Host {
     }
 
     /// Reads the folder again. What was known holds while it cannot be read.
-    async fn keep_looking(&mut self) {
-        if let Err(error) = self.rescan().await
+    fn keep_looking(&mut self) {
+        if let Err(error) = self.rescan()
             && self.unusable.insert(error.clone())
         {
             tracing::warn!("{error}; keeping the jobs known before");
@@ -336,12 +332,12 @@ fn node_name<'a>(file: &'a JobFile, host: &'a str) -> &'a str {
 }
 
 fn follow(file: &JobFile, host: &str, news: mpsc::UnboundedSender<News>) -> Result<Followed, StoreError> {
-    let StoreChoice::Etcd { endpoints, tls, credentials, .. } = &file.options.rendezvous else {
+    let StoreChoice::Etcd { endpoints, tls, credentials, .. } = &file.options.store.choice else {
         return Err(StoreError::Invalid("the job does not meet on etcd".into()));
     };
     let store: Arc<dyn Store> =
         Arc::new(EtcdStore::connect(etcd_config(endpoints, tls.as_ref(), credentials.as_ref())?)?);
-    let prefix = file.options.prefix.as_deref().unwrap_or(Keys::DEFAULT_PREFIX);
+    let prefix = file.options.store.prefix.as_deref().unwrap_or(Keys::DEFAULT_PREFIX);
     Ok(Followed::begin(store, prefix, &file.options.job, host, news))
 }
 

@@ -4,6 +4,16 @@ use std::path::PathBuf;
 
 use elastic_rendezvous::job::Endpoint;
 
+/// Where and how the nodes meet, as the command line says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoreOptions {
+    pub choice: StoreChoice,
+    /// The key prefix in the store, `/a/b`. None: the protocol's own.
+    pub prefix: Option<String>,
+    /// With `static`, the place that this node must have.
+    pub place: Option<u32>,
+}
+
 /// The store that nodes meet through.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StoreChoice {

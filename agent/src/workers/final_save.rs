@@ -14,7 +14,7 @@ use elastic_store::Store;
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use crate::machine::parent::ends_with_parent;
 use crate::workers::checkpoints::record_of;
@@ -58,13 +58,8 @@ enum SaveError {
 }
 
 /// A final save under way. Dropping it gives the save up and ends the program that saves.
-pub(crate) struct Saving(JoinHandle<()>);
-
-impl Drop for Saving {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
+#[derive(Default)]
+pub(crate) struct Saving(JoinSet<()>);
 
 /// Whether a node whose part ends like this may hold snapshots that exist nowhere else.
 pub(crate) fn may_matter(end: &End) -> bool {
@@ -74,13 +69,14 @@ pub(crate) fn may_matter(end: &End) -> bool {
 /// Waits until the final save is over. The wait may be cancelled.
 pub(crate) async fn done(Saving(task): &mut Saving) {
     // The result has been logged.
-    drop(task.await);
+    task.join_next().await;
 }
 
 impl FinalSave {
     /// Begins the final save, and logs its result.
     pub(crate) fn begin(self) -> Saving {
-        Saving(tokio::spawn(async move {
+        let mut task = JoinSet::new();
+        task.spawn(async move {
             let word = checkpoint::last_word(&*self.store, &self.keys, &self.node, self.seat).await;
             let committed = match word {
                 Ok(LastWord::After(committed)) => committed,
@@ -103,7 +99,8 @@ impl FinalSave {
                     tracing::warn!("the newest snapshot in memory is not saved: {error}; the job resumes from {from}");
                 }
             }
-        }))
+        });
+        Saving(task)
     }
 
     /// Saves and commits the snapshot if it is newer than `step`.

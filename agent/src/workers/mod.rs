@@ -31,3 +31,33 @@ pub(crate) mod snapshot_memory;
 pub(crate) mod socket;
 pub(crate) mod warm_up;
 pub(crate) mod watchdog;
+
+use std::time::Duration;
+
+use crate::machine::numa::Affinity;
+use crate::workers_store::rank0_port::StoreHost;
+use command::Program;
+use slots::WorkerCount;
+
+/// The workers of this node, as the command line says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WorkersOptions {
+    /// How their number is given. [`slots::count`] turns it into a number.
+    pub count: WorkerCount,
+    /// The program that they run.
+    pub program: Program,
+    /// Their role.
+    pub role: String,
+    /// How they are bound to CPUs near their GPUs, if at all.
+    pub numa: Option<Affinity>,
+    /// Whether each sees only its own GPU.
+    pub virtual_local_rank: bool,
+    /// If set, they start before the node joins, and the agent waits this long until they are ready.
+    pub warm_up: Option<Duration>,
+    /// How long those that know about rounds may take to quiesce. This is part of `stop_grace`.
+    pub quiesce_timeout: Duration,
+    /// Whether an agent or worker rank 0 serves the store that they find each other through.
+    pub store_host: StoreHost,
+    /// Whether this store serves every host that reaches it, not only hosts of its round's nodes.
+    pub open_store: bool,
+}

@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::guard::{Exit, signal_name};
 
 /// torchrun's default.
-pub(crate) const DEFAULT: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+const DEFAULT: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
 
 /// Signals that a process must not handle, although they have a name: the kernel's own, a child's end, and errors of
 /// this program itself.
@@ -57,12 +57,12 @@ pub(crate) fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
     (handled, warnings)
 }
 
-/// The signals to handle if the user named none: those of `signals` that this process was not started to ignore.
-pub(crate) fn unless_ignored(signals: Vec<Handled>) -> Vec<Handled> {
+/// The signals to handle if the user named none: torchrun's, without those that this process was started to ignore.
+pub(crate) fn usual() -> Vec<Handled> {
     // Without /proc no signal counts as ignored. The agent then ends a little later, and says why.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = ignored(&status);
-    signals.into_iter().filter(|signal| !ignored.contains(&signal.0.as_raw())).collect()
+    parse(DEFAULT).0.into_iter().filter(|signal| !ignored.contains(&signal.0.as_raw())).collect()
 }
 
 /// The signals among [`LEFT_ALONE`] that a process ignores, by its `/proc/<pid>/status`.

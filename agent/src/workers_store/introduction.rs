@@ -9,7 +9,7 @@ use std::time::Duration;
 use elastic_rendezvous::job::Endpoint;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::fence::{ADMITTED, INTRODUCTION, Known, NONCE};
@@ -25,18 +25,14 @@ const AGAIN: Duration = Duration::from_secs(60);
 
 /// An agent that introduces its host, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Introduction(JoinHandle<()>);
+pub(crate) struct Introduction(#[expect(dead_code, reason = "dropping it ends the task")] JoinSet<()>);
 
 impl Introduction {
     /// Begins, at the store of a round. Must be called on a runtime.
     pub(crate) fn begin(store: Endpoint, known: Known) -> Introduction {
-        Introduction(tokio::spawn(introduce(store, known)))
-    }
-}
-
-impl Drop for Introduction {
-    fn drop(&mut self) {
-        self.0.abort();
+        let mut task = JoinSet::new();
+        task.spawn(introduce(store, known));
+        Introduction(task)
     }
 }
 

@@ -4,6 +4,7 @@
 //! gone. So a refused connection, or another incarnation behind the port, means that nothing of it is left; a
 //! connection that is accepted but not answered means that the guard is still at it, or the agent is frozen.
 
+use std::convert::identity;
 use std::io::ErrorKind;
 use std::time::Duration;
 
@@ -23,12 +24,11 @@ pub(super) const ANSWER: Duration = Duration::from_secs(1);
 /// Longest pause between two dials.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Between two HTTP/2 pings on an open stream, and how long an answer may take: a network that swallows everything is
-/// noticed after both, not when TCP gives up, which takes a quarter of an hour.
+/// Between two HTTP/2 pings on an open stream, and how long an answer may take. TCP alone would notice a lost network
+/// after a quarter of an hour.
 const PING: Duration = Duration::from_secs(2);
 
-/// Whether `node`, which listened at `peer`, is dead for certain. Asks again while the answer is unclear, no longer
-/// than `patience`; what is still unclear then is not dead.
+/// Whether `node`, which listened at `peer`, is dead for certain: see [`find`].
 pub(super) async fn is_dead(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>, patience: Duration) -> bool {
     find(peer, node, tls, patience).await == Found::Another
 }
@@ -48,8 +48,7 @@ pub async fn find(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>, patie
     }
 }
 
-/// Whether `node` is behind its port. A port that no one holds is as good as another's; without an answer nothing is
-/// known.
+/// Asks once. A port that refuses is as good as another's; without an answer nothing is known.
 async fn ask(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>) -> Found {
     match timeout(ANSWER, TcpStream::connect((peer.host.as_str(), peer.port))).await {
         Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Found::Another,
@@ -63,36 +62,20 @@ async fn ask(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>) -> Found {
     timeout(ANSWER, identify).await.ok().flatten().unwrap_or(Found::Nobody)
 }
 
-/// Opens a channel to an agent.
+/// Opens a channel to an agent, for pulses.
 pub(super) async fn connect(peer: &Endpoint, tls: Option<&MutualTls>) -> Result<PulseClient<Channel>, Error> {
-    connect_pinging(peer, tls, PING).await
+    Ok(PulseClient::new(channel(peer, tls, identity).await?))
 }
 
-async fn connect_pinging(
+/// Opens a channel to an agent, with `more` settings than the usual ones.
+pub(super) async fn channel(
     peer: &Endpoint,
     tls: Option<&MutualTls>,
-    ping: Duration,
-) -> Result<PulseClient<Channel>, Error> {
-    Ok(PulseClient::new(open(endpoint(peer, ping)?, tls).await?))
-}
-
-/// Opens a channel to an agent, for another service than pulses.
-pub(super) async fn channel(peer: &Endpoint, tls: Option<&MutualTls>) -> Result<Channel, Error> {
-    open(endpoint(peer, PING)?, tls).await
-}
-
-/// The same, for a stream of which so many bytes may be under way.
-pub(super) async fn wide_channel(peer: &Endpoint, tls: Option<&MutualTls>, window: u32) -> Result<Channel, Error> {
-    let endpoint = endpoint(peer, PING)?.initial_stream_window_size(window).initial_connection_window_size(window);
-    open(endpoint, tls).await
-}
-
-fn endpoint(peer: &Endpoint, ping: Duration) -> Result<transport::Endpoint, Error> {
+    more: impl FnOnce(transport::Endpoint) -> transport::Endpoint,
+) -> Result<Channel, Error> {
     let endpoint = transport::Endpoint::from_shared(format!("http://{peer}"))?;
-    Ok(endpoint.connect_timeout(ANSWER).tcp_nodelay(true).http2_keep_alive_interval(ping).keep_alive_timeout(ping))
-}
-
-async fn open(endpoint: transport::Endpoint, tls: Option<&MutualTls>) -> Result<Channel, Error> {
+    let endpoint = endpoint.connect_timeout(ANSWER).tcp_nodelay(true);
+    let endpoint = more(endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(PING));
     match tls {
         Some(tls) => endpoint.connect_with_connector(tls.connector()).await,
         None => endpoint.connect().await,
@@ -133,7 +116,9 @@ mod tests {
         front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);
         tokio::spawn(serve(listener, front, None, None));
         let peer = Endpoint { host: hole.address.ip().to_string(), port: hole.address.port() };
-        let mut client = connect_pinging(&peer, None, Duration::from_millis(50)).await.expect("a channel");
+        let often = Duration::from_millis(50);
+        let often = |endpoint: transport::Endpoint| endpoint.http2_keep_alive_interval(often).keep_alive_timeout(often);
+        let mut client = PulseClient::new(channel(&peer, None, often).await.expect("a channel"));
         let hello = Hello { job: "job".into(), node: "b:1".into(), nonce: Vec::new() };
         let hello = MemberMessage { hello: Some(hello), ..MemberMessage::default() };
         let words = futures::stream::iter([hello]).chain(futures::stream::pending());

@@ -10,10 +10,10 @@ use super::tasks::{AbortOnDrop, Alarm, watch};
 use super::{Command, GroupReport, Inbox, Node, Parting, Status, epoch_ms, pulse_client};
 use elastic_rendezvous::job::{JobSecret, Keys, LeaderRecord};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{End, Leader, Member, MemberInput, MemberOutput};
+use elastic_rendezvous::{End, Leader, Member, MemberInput, MemberOutput, MemberSetup};
 use elastic_store::{LeaseId, Revision, WatchUpdate};
 
-pub(super) struct Drive<'a> {
+struct Drive<'a> {
     node: &'a Node,
     member: Member,
     keys: Keys,
@@ -30,32 +30,35 @@ pub(super) struct Drive<'a> {
     parting: Option<Parting>,
 }
 
-impl<'a> Drive<'a> {
-    pub(super) fn new(
-        node: &'a Node,
-        member: Member,
-        keys: Keys,
-        inbox: Inbox,
-        leader_inbox: LeaderInbox,
-        commands: &'a mpsc::UnboundedSender<Command>,
-    ) -> Drive<'a> {
-        Drive {
-            node,
-            member,
-            keys,
-            secret: None,
-            inbox,
-            leader_inbox,
-            commands,
-            leader: None,
-            member_watches: Vec::new(),
-            pulse: None,
-            revoke: None,
-            parting: None,
-        }
-    }
+/// Runs one incarnation of a node to its end.
+pub(super) async fn run(
+    node: &Node,
+    setup: MemberSetup,
+    commands: &mpsc::UnboundedSender<Command>,
+    reports: &mut mpsc::UnboundedReceiver<GroupReport>,
+) -> Parting {
+    let (inbox, inputs) = mpsc::unbounded_channel();
+    let (leader_inbox, notes) = mpsc::unbounded_channel();
+    node.front.open(&setup.record.id(), &node.job, leader_inbox.clone());
+    let drive = Drive {
+        node,
+        keys: setup.keys.clone(),
+        member: Member::new(setup),
+        secret: None,
+        inbox,
+        leader_inbox,
+        commands,
+        leader: None,
+        member_watches: Vec::new(),
+        pulse: None,
+        revoke: None,
+        parting: None,
+    };
+    drive.run(inputs, notes, reports).await
+}
 
-    pub(super) async fn run(
+impl Drive<'_> {
+    async fn run(
         mut self,
         mut inputs: mpsc::UnboundedReceiver<MemberInput>,
         mut notes: mpsc::UnboundedReceiver<LeaderNote>,
@@ -86,7 +89,7 @@ impl<'a> Drive<'a> {
                     self.lead(|leader| leader.notes(note, &mut notes));
                 }
                 report = reports.recv() => match report {
-                    Some(report) => self.report(report),
+                    Some(report) => self.member(report.into()),
                     // The agent's side is gone: nothing can be carried out any more.
                     None => return Parting::End(End::Drained),
                 },
@@ -167,18 +170,6 @@ impl<'a> Drive<'a> {
         Some(done)
     }
 
-    fn report(&mut self, report: GroupReport) {
-        self.member(match report {
-            GroupReport::Started(round) => MemberInput::Started(round),
-            GroupReport::Ended { round, outcome } => MemberInput::Ended { round, outcome },
-            GroupReport::Stopped { master } => MemberInput::Stopped { master },
-            GroupReport::Quiesced { master, whole } => MemberInput::Quiesced { master, whole },
-            GroupReport::Drain => MemberInput::Drain,
-            // It is asked for at the end, and heard there.
-            GroupReport::Concluded => return,
-        });
-    }
-
     fn member(&mut self, input: MemberInput) {
         let outputs = self.member.step(elastic_store::clock::now(), input);
         if self.member.is_over() {
@@ -247,15 +238,7 @@ impl<'a> Drive<'a> {
             // At the end the leader still tidies up: see `run`.
             MemberOutput::StopLeading if self.member.is_over() => {}
             MemberOutput::StopLeading => self.leader = None,
-            MemberOutput::Start(start) => self.command(Command::Start(start)),
-            MemberOutput::Quiesce(grace) => self.command(Command::Quiesce(grace)),
-            MemberOutput::WarmUp { round, restarts, grace } => self.command(Command::WarmUp { round, restarts, grace }),
-            MemberOutput::Stop(grace) => self.command(Command::Stop(grace)),
-            MemberOutput::Kill => self.command(Command::Kill),
-            MemberOutput::Fence(at) => self.command(Command::Fence(at)),
-            MemberOutput::Leaving(grace) => self.command(Command::Leaving(grace)),
-            MemberOutput::Forming(round, reason) => self.command(Command::Forming(round, reason)),
-            MemberOutput::Say(line) => self.command(Command::Say(line)),
+            MemberOutput::Agent(command) => self.command(command),
             MemberOutput::Warn(line) => tracing::warn!("{line}"),
             MemberOutput::Secret(secret) => {
                 self.secret.clone_from(&secret);

@@ -34,86 +34,20 @@ pub mod trust;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
-use elastic_rendezvous::job::{Endpoint, JobId, NodeId, RoundRecord, Timings, Versioned};
+use elastic_rendezvous::job::{JobId, RoundRecord, Timings, Versioned};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{Credentials, End, Member, MemberInput, MemberSetup, Outcome, Start};
+pub use elastic_rendezvous::{Command, GroupReport};
+use elastic_rendezvous::{Credentials, End, MemberInput, MemberSetup};
 use elastic_store::Store;
 use elastic_store::tls::MutualTls;
 
 use logs::LogRequest;
 use peer_port::PeerPort;
-
-/// What the agent is asked to do with its workers.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Command {
-    /// Start the workers of this place, or give it to those that quiesced; report [`GroupReport::Started`], later
-    /// [`GroupReport::Ended`].
-    Start(Box<Start>),
-    /// Let workers quiesce once a round is forming, or stop them if they cannot, all within this time; report
-    /// [`GroupReport::Quiesced`] or [`GroupReport::Stopped`].
-    Quiesce(Duration),
-    /// Start new workers instead of those that are gone, without places; report [`GroupReport::Quiesced`] when all
-    /// are warm. If they cannot warm up, stop all and report [`GroupReport::Stopped`].
-    WarmUp {
-        /// The round that forms without this node.
-        round: u64,
-        /// Restarts charged to the job so far.
-        restarts: u32,
-        /// The time in which to stop them.
-        grace: Duration,
-    },
-    /// Stop all workers, politely first, within this time; report [`GroupReport::Stopped`].
-    Stop(Duration),
-    /// Kill all workers at once; report [`GroupReport::Stopped`].
-    Kill,
-    /// Workers must not outlive this time, whatever happens to the agent.
-    Fence(Option<Time>),
-    /// The node leaves: from the stop signal on, workers have this long.
-    Leaving(Duration),
-    /// A round is forming: its number and the reason.
-    Forming(u64, String),
-    /// A line for the log.
-    Say(String),
-    /// The part of this node ends like this, and its workers are gone; its key stays until [`GroupReport::Concluded`].
-    /// Only from a driver that is [`Node::concluding`].
-    Conclude(NodeId, Box<End>),
-}
-
-/// What the agent tells of its local worker group, and what it asks.
-#[derive(Debug, Clone, PartialEq)]
-pub enum GroupReport {
-    /// All workers of the round were started.
-    Started(u64),
-    /// Workers of the round ended by themselves.
-    Ended {
-        /// The round.
-        round: u64,
-        /// How.
-        outcome: Outcome,
-    },
-    /// No worker is left, and none of their children.
-    Stopped {
-        /// A fresh address held for rank 0's bootstrap.
-        master: Option<Endpoint>,
-    },
-    /// The workers that are left have quiesced: they touch nothing until they are given their next place.
-    Quiesced {
-        /// A fresh address held for rank 0's bootstrap.
-        master: Option<Endpoint>,
-        /// Whether none of the workers has died.
-        whole: bool,
-    },
-    /// Leave as planned; told again, at once.
-    Drain,
-    /// Nothing is left to be done at the end.
-    Concluded,
-}
 
 /// How an incarnation's part ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,26 +98,10 @@ pub struct Node {
 }
 
 impl Node {
-    /// Takes pulses on `listener`, whose address the nodes' records name as `peer`.
-    ///
-    /// Must be called within a tokio runtime; the server ends with it.
-    pub fn new(store: Arc<dyn Store>, job: JobId, listener: TcpListener) -> Node {
-        Node::serving(store, job, listener, None, None)
-    }
-
-    /// The same, for an agent that answers requests for its workers' output: they come out of the other end of `logs`,
-    /// of which there are [`logs::READERS`] at most at once. With `tls` it speaks to those alone who show a certificate.
-    pub fn with_logs(
-        store: Arc<dyn Store>,
-        job: JobId,
-        listener: TcpListener,
-        logs: mpsc::Sender<LogRequest>,
-        tls: Option<MutualTls>,
-    ) -> Node {
-        Node::serving(store, job, listener, Some(logs), tls)
-    }
-
-    fn serving(
+    /// A node that takes pulses on `listener`, which serves as long as the tokio runtime. With `logs`, whose other end
+    /// gets them, the node takes requests for its workers' output: at most [`logs::READERS`] at once. With `tls` it speaks
+    /// only with those who show a certificate.
+    pub fn new(
         store: Arc<dyn Store>,
         job: JobId,
         listener: TcpListener,
@@ -213,12 +131,7 @@ impl Node {
         commands: &mpsc::UnboundedSender<Command>,
         reports: &mut mpsc::UnboundedReceiver<GroupReport>,
     ) -> Parting {
-        let (inbox, inputs) = mpsc::unbounded_channel();
-        let (leader_inbox, notes) = mpsc::unbounded_channel();
-        self.front.open(&setup.record.id(), &self.job, leader_inbox.clone());
-        let keys = setup.keys.clone();
-        let drive = drive::Drive::new(self, Member::new(setup), keys, inbox, leader_inbox, commands);
-        let parting = drive.run(inputs, notes, reports).await;
+        let parting = drive::run(self, setup, commands, reports).await;
         self.front.close(&self.job);
         self.status.send_replace(Status::default());
         parting
@@ -226,9 +139,6 @@ impl Node {
 }
 
 /// Bytes from the system that no one can guess.
-///
-/// # Errors
-/// The system has none.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let filled = SystemRandom::new().fill(&mut bytes);

@@ -40,6 +40,5 @@ pub enum PulseEvent {
     Closed,
 }
 
-/// Where notes for a leader go. Nothing waits when it sends here, and yet it stays short: of transactions one is under
-/// way, and pulses take turns.
+/// Where notes for a leader go. The queue stays short: one transaction is under way, and pulses take turns.
 pub type LeaderInbox = mpsc::UnboundedSender<LeaderNote>;

@@ -36,9 +36,8 @@ impl PeerPort {
         self.lock().jobs.remove(job.as_ref());
     }
 
-    /// Names no one any more: the node that took part here is about to go, and does nothing that others need to fear.
-    /// Asked by then, this port would vouch for a node whose stream and key end in the same moment, and no one would
-    /// ask again.
+    /// Names no one any more: the node is about to go. If the port still named it, no one would ask a second time,
+    /// though its stream and key end in the same moment.
     pub fn leave(&self) {
         self.lock().node.clear();
     }

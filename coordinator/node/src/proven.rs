@@ -50,8 +50,7 @@ pub(super) type Replies<R> = mpsc::Sender<Result<R, Status>>;
 /// Replies as tonic takes them.
 pub(super) type ReplyStream<R> = Pin<Box<dyn Stream<Item = Result<R, Status>> + Send>>;
 
-/// An agent's end: has `serve` answer the request once it is proved, to a client of the given name. The client hears
-/// what `serve` refuses.
+/// An agent's end: `serve` answers the request of the named client once it is proved. The client gets its error.
 pub(super) fn answer<Q, R, F>(
     front: Arc<PeerPort>,
     messages: Streaming<Q>,
@@ -109,8 +108,8 @@ impl From<Status> for Unanswered {
     }
 }
 
-/// A client's end: sends `request` with its proof. The agent hears that the client is gone when the returned sender is
-/// dropped. That it refuses shows in the stream.
+/// A client's end: sends `request` with its proof. Dropping the returned sender tells the agent that the client is
+/// gone.
 pub(super) async fn ask<Q: ProvenRequest, R: ProvenReply>(
     call: impl AsyncFnOnce(ReceiverStream<Q>) -> Result<Response<Streaming<R>>, Status>,
     secret: &JobSecret,

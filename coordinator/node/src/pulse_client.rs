@@ -1,5 +1,5 @@
-//! A member's pulse stream to its leader: beats, answers, probes, and the hint that the leader died. Where both ends can
-//! [prove who they are](super::pulse_proof), they do, and a leader that does not is not listened to.
+//! A member's pulse stream to its leader. Where both ends can [prove who they are](super::pulse_proof), they do; a
+//! leader that does not is ignored.
 
 use std::collections::VecDeque;
 use std::sync::Once;

@@ -1,8 +1,7 @@
 //! The peer port: takes members' pulse streams, says who is here, and serves [`logs`] and
 //! [`bandwidth`].
 //!
-//! Anybody may connect here, so what a client can have kept is bounded in every direction: its connections, streams and
-//! messages by number and size, what it says by turns, and what it hears by keeping the newest word alone.
+//! Anybody may connect here, so connections, streams, messages and what is kept for a slow client are all bounded.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -45,8 +44,8 @@ const CLIENT_CHECK: Duration = Duration::from_secs(10);
 /// Notes for leaders under way at once, of all streams together. They take turns: a client that says much waits.
 const NOTES: usize = 256;
 
-/// Serves until the runtime ends. An agent's port has `logs`, where requests for workers' output go; only there can
-/// bandwidth be measured.
+/// Serves until the runtime ends. An agent's port has `logs`, where requests for workers' output go, and lets others
+/// measure bandwidth.
 pub async fn serve(
     listener: TcpListener,
     front: Arc<PeerPort>,
@@ -165,8 +164,7 @@ fn nonces(hello: &Hello) -> Result<Option<Nonces>, Status> {
     nonces.map(Some).ok_or_else(|| Status::invalid_argument(format!("a hello's nonce has {NONCE} bytes")))
 }
 
-/// Takes what comes on a stream to the leader, until either end is through with it. The leader hears of it when all is
-/// there that it must show, and judges that.
+/// Passes on what comes on a stream to the leader, once all is there that it must show. The leader judges that.
 async fn hear(
     mut messages: Streaming<MemberMessage>,
     Hello { job, node, .. }: Hello,
@@ -199,8 +197,8 @@ async fn hear(
     let _ = notes.say(PulseEvent::Closed).await;
 }
 
-/// The leader's words as a stream that never holds more than the newest: a client that does not read misses those in
-/// between. Each answer, each probe and the leader's proof are sent once.
+/// The leader's newest word as a stream: a slow client misses those in between. Each answer, each probe and the proof
+/// are sent once.
 fn newest(words: watch::Receiver<LeaderMessage>) -> impl Stream<Item = Result<LeaderMessage, Status>> + Send {
     futures::stream::unfold((words, LeaderMessage::default()), |(mut words, told)| async move {
         words.changed().await.ok()?;

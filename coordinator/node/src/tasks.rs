@@ -49,8 +49,7 @@ const LULL: Duration = Duration::from_millis(1);
 
 /// Tells a loop that a deadline on the boot-time clock has passed.
 ///
-/// It keeps when it rang last, and not the wait itself: a loop that always has something else to do begins a new wait
-/// each time, which must not begin from the front.
+/// It keeps when it rang last: a loop that is always busy begins a new wait each time, which must not start afresh.
 #[derive(Default)]
 pub struct Alarm {
     rang: Option<Time>,

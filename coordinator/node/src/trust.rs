@@ -1,5 +1,4 @@
-//! Whether a node and its job's leader take each other's certificates, checked before the node joins: once it has a
-//! place, a node that the leader cannot hear is in everybody's way.
+//! Whether a node and its job's leader take each other's certificates, checked before the node joins.
 
 use elastic_proto::pulse::IdentifyRequest;
 use tokio::time::timeout;
@@ -9,11 +8,7 @@ use elastic_rendezvous::job::{Keys, LeaderRecord};
 use elastic_store::tls::{MutualTls, refusal_in, trouble_in};
 use elastic_store::{Result, Store};
 
-/// Why the leader of the job and this program cannot speak with each other. `None`: they can; or no one leads, or does
-/// not answer, which is no one's mistake.
-///
-/// # Errors
-/// The store's.
+/// Why the job's leader and this program cannot speak with each other. `None`: they can, or no leader answers.
 pub async fn distrust(store: &dyn Store, keys: &Keys, tls: &MutualTls) -> Result<Option<String>> {
     let Some(record) = store.get(&keys.leader()).await? else { return Ok(None) };
     let Ok(leader) = LeaderRecord::held(&record) else { return Ok(None) };

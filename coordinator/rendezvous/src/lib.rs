@@ -39,7 +39,9 @@ pub mod view;
 pub use decide::{Decision, Eviction, Form, Verdict, decide};
 pub use exclusion::KnownFaults;
 pub use leader::{Demand, Leader, LeaderInput, LeaderOutput, Word};
-pub use member::{Call, Credentials, End, Member, MemberInput, MemberOutput, MemberSetup, Outcome, Start};
+pub use member::{
+    Call, Command, Credentials, End, GroupReport, Member, MemberInput, MemberOutput, MemberSetup, Outcome, Start,
+};
 pub use roster::{Contact, Evicted, Present, Roster, SealedMember};
 pub use seats::Seat;
 pub use view::Former;

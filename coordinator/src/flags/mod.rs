@@ -60,17 +60,11 @@ pub struct StoreFlags {
 
 impl StoreFlags {
     /// The etcd that they name. No connection is made yet.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] names the flag's value that cannot be used.
     pub fn connect(&self) -> Result<EtcdStore, StoreError> {
         EtcdStore::connect(self.config()?)
     }
 
     /// How to reach the etcd that they name.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] if the password cannot be had.
     pub fn config(&self) -> Result<EtcdConfig, StoreError> {
         let mut config = EtcdConfig::new(self.etcd.iter().cloned());
         config.tls = self.cacert.clone().map(|ca| EtcdTls {
@@ -125,9 +119,6 @@ impl PeerFlags {
     }
 
     /// Mutual TLS by these files, where they are named. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// The file that cannot be used, and why.
     pub fn tls(&self) -> Result<Option<MutualTls>, String> {
         self.files().map(MutualTls::follow).transpose()
     }

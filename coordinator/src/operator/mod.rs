@@ -59,9 +59,6 @@ impl Operator {
     }
 
     /// All jobs, and the revision at which they were read.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn jobs(&self) -> Result<(Overview, Revision), OperatorError> {
         let (values, revision) = self.store.range(&Keys::jobs(&self.prefix)).await?;
         let mut overview = Overview::of(&self.prefix, &values);
@@ -69,10 +66,7 @@ impl Operator {
         Ok((overview, revision))
     }
 
-    /// One job, and the revision at which it was read.
-    ///
-    /// # Errors
-    /// [`OperatorError::NoSuchJob`] names those that are there; the store's.
+    /// One job, and the revision at which it was read. [`OperatorError::NoSuchJob`] names those that are there.
     pub async fn job(&self, id: &str) -> Result<(JobId, Job, Revision), OperatorError> {
         if let Ok(job) = id.parse::<JobId>() {
             let (values, revision) = self.store.range(Keys::new(&self.prefix, &job).root()).await?;
@@ -91,9 +85,7 @@ impl Operator {
     }
 
     /// Asks something of a job in somebody's name. Asking twice for the same changes nothing, and is reported once.
-    ///
-    /// # Errors
-    /// [`OperatorError`] says what does not fit; the store's, where an unknown outcome is worth another try.
+    /// After an unknown outcome it is worth another try.
     pub async fn ask(&self, id: &str, wish: &Wish, by: &Requester) -> Result<Granted, OperatorError> {
         for _ in 0..TRIES {
             let (name, job, _) = self.job(id).await?;
@@ -124,10 +116,8 @@ impl Operator {
     }
 
     /// Drops the resume point of a job that has ended, so that its next generation begins again; `None` if it has none.
-    /// Files are left alone. A job that has begun again meanwhile keeps its resume point.
-    ///
-    /// # Errors
-    /// [`OperatorError::NotEnded`] while the job continues; the store's, where an unknown outcome is worth another try.
+    /// Files are left alone. A job that has begun again meanwhile keeps its resume point. [`OperatorError::NotEnded`]
+    /// while the job continues.
     pub async fn drop_checkpoint(&self, id: &str, by: &Requester) -> Result<Option<Checkpoint>, OperatorError> {
         for _ in 0..TRIES {
             let (name, job, _) = self.job(id).await?;
@@ -149,17 +139,11 @@ impl Operator {
 
     /// Deletes the records of a job that has ended; how many keys there were. With `chosen`, the mod revision of `round`,
     /// only if the job has not changed since it was chosen.
-    ///
-    /// # Errors
-    /// [`RemovalError`] says why nothing was deleted.
     pub async fn delete(&self, job: &JobId, chosen: Option<Revision>) -> Result<i64, RemovalError> {
         remove(&*self.store, &self.target(job, chosen)).await
     }
 
     /// How many keys [`Operator::delete`] would delete now. Nothing is written.
-    ///
-    /// # Errors
-    /// [`RemovalError`] says why nothing would be deleted.
     pub async fn would_delete(&self, job: &JobId, chosen: Option<Revision>) -> Result<i64, RemovalError> {
         let keys = check(&*self.store, &self.target(job, chosen)).await?;
         Ok(i64::try_from(keys).unwrap_or(i64::MAX))

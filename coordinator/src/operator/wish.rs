@@ -84,9 +84,6 @@ impl fmt::Display for Wish {
 }
 
 /// What is desired once a wish is added.
-///
-/// # Errors
-/// [`OperatorError`] says what does not fit.
 pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Result<Desired, OperatorError> {
     match wish {
         Wish::Close {} => desired.closed = true,
@@ -223,23 +220,14 @@ fn too_few_advice(job: &Job, desired: &Desired) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elastic_rendezvous::job::Keys;
-    use elastic_rendezvous::job::overview::Overview;
-    use elastic_store::{KeyValue, Revision};
+    use elastic_rendezvous::job::samples::overview;
 
     /// A job whose round says this, with a node `a` that is here.
     fn job(round: &str) -> (JobId, Job) {
         let id: JobId = "J".parse().unwrap();
-        let keys = Keys::new("/elastic", &id);
         let a = r#"{"name":"a","incarnation":"1","machine":"m","boot":"b","host":"h","peer":{"host":"h","port":1},
             "slots":1,"role":"r","phase":"running"}"#;
-        let records = [(keys.round(), round), (keys.node(&NodeId::new("a", "1")), a)];
-        let at = Revision(1);
-        let kv = |(key, value): (String, &str)| {
-            let value = value.as_bytes().to_vec();
-            KeyValue { key, value, create_revision: at, mod_revision: at, lease: None }
-        };
-        let job = Overview::of("/elastic", &records.map(kv)).jobs.remove(&id).unwrap();
+        let job = overview(&[("J/round", round), ("J/nodes/a:1", a)]).jobs.remove(&id).unwrap();
         (id, job)
     }
 
@@ -275,14 +263,8 @@ mod tests {
     #[test]
     fn a_pause_and_its_resume_leave_all_else_that_is_desired() {
         let id: JobId = "J".parse().unwrap();
-        let round = KeyValue {
-            key: Keys::new("/elastic", &id).round(),
-            value: br#"{"number":1,"generation":1,"state":"running","reason":"r"}"#.to_vec(),
-            create_revision: Revision(1),
-            mod_revision: Revision(1),
-            lease: None,
-        };
-        let job = Overview::of("/elastic", &[round]).jobs.remove(&id).unwrap();
+        let round = r#"{"number":1,"generation":1,"state":"running","reason":"r"}"#;
+        let job = overview(&[("J/round", round)]).jobs.remove(&id).unwrap();
         let drained = Desired { drain: vec!["a".to_owned()], ..Desired::default() };
         let paused = granted(&id, &job, drained.clone(), &Wish::Pause {}).unwrap();
         assert_eq!(paused, Desired { paused: true, ..drained.clone() });

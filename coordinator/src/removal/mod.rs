@@ -42,65 +42,38 @@ const CLOCKS: Duration = Duration::from_secs(3600);
 
 /// Why a job was not deleted. Every message says what to do.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum RemovalError {
     /// The store fails.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// No such job, or no longer.
     #[error("there is no job {job}: nothing to delete")]
-    NoSuchJob {
-        /// The job.
-        job: JobId,
-    },
+    NoSuchJob { job: JobId },
     /// It continues.
     #[error(
         "job {job} is {state}: only a job that has ended can be deleted. `elasticctl close {job}` ends it; delete it \
          when its agents have left"
     )]
-    NotEnded {
-        /// The job.
-        job: JobId,
-        /// Where it is.
-        state: RoundState,
-    },
+    NotEnded { job: JobId, state: RoundState },
     /// It has ended, but some agents are still there.
     #[error(
         "job {job} has ended, but agents of it are still there: {nodes}. Wait until they have left, or stop them, then \
          delete it"
     )]
-    Agents {
-        /// The job.
-        job: JobId,
-        /// Who, for people.
-        nodes: String,
-    },
+    Agents { job: JobId, nodes: String },
     /// It has ended, but hosts do not answer, so that workers may be at work there.
     #[error(
         "job {job} has ended, but workers may still run on: {nodes}. The ports of these agents do not answer from \
          here. {when}"
     )]
-    Unconfirmed {
-        /// The job.
-        job: JobId,
-        /// Who, for people.
-        nodes: String,
-        /// When it can be deleted all the same, for people.
-        when: String,
-    },
+    Unconfirmed { job: JobId, nodes: String, when: String },
     /// Another version's.
     #[error("job {job} is left alone: {refusal}")]
-    OtherVersion {
-        /// The job.
-        job: JobId,
-        /// Why not, and what to do.
-        refusal: String,
-    },
+    OtherVersion { job: JobId, refusal: String },
     /// Its records changed since it was chosen.
     #[error("job {job} was changed meanwhile: look at it again")]
-    Changed {
-        /// The job.
-        job: JobId,
-    },
+    Changed { job: JobId },
 }
 
 /// Which job to delete.
@@ -125,10 +98,7 @@ struct Cleared {
     keys: usize,
 }
 
-/// Deletes a job's keys; how many there were.
-///
-/// # Errors
-/// [`RemovalError`] says why nothing was deleted; the store's, where an unknown outcome is worth another try.
+/// Deletes a job's keys; how many there were. After an unknown outcome it is worth another try.
 pub async fn remove(store: &dyn Store, target: &Target<'_>) -> Result<i64, RemovalError> {
     let mut keys = 0;
     for _ in 0..TRIES {
@@ -158,9 +128,6 @@ pub async fn remove(store: &dyn Store, target: &Target<'_>) -> Result<i64, Remov
 }
 
 /// How many keys [`remove`] would delete now. Nothing is written.
-///
-/// # Errors
-/// [`RemovalError`] says why nothing would be deleted; the store's.
 pub async fn check(store: &dyn Store, target: &Target<'_>) -> Result<usize, RemovalError> {
     Ok(clear(store, target).await?.keys)
 }
@@ -291,13 +258,14 @@ fn confirm(
     Err(RemovalError::Unconfirmed { job: id.clone(), nodes, when })
 }
 
-/// At most ten nodes, for a message.
-fn listing(nodes: Vec<NodeId>) -> String {
+/// At most ten names, for a message.
+pub(crate) fn listing<T: ToString>(names: impl IntoIterator<Item = T>) -> String {
     const MOST: usize = 10;
-    let more = nodes.len().saturating_sub(MOST);
-    let names: Vec<String> = nodes.into_iter().take(MOST).map(|node| node.to_string()).collect();
-    let names = names.join(", ");
-    if more > 0 { format!("{names} and {more} more") } else { names }
+    let names: Vec<String> = names.into_iter().map(|name| name.to_string()).collect();
+    match names.len().saturating_sub(MOST) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names[..MOST].join(", ")),
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Who may still be there, and whether that keeps a job: tables over records.
 
 use super::*;
-use elastic_store::LeaseId;
+use elastic_rendezvous::job::samples;
 
 const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"exclude_after":0,"lease_ttl_ms":10000,
     "last_call_ms":1,"join_timeout_ms":1,"start_timeout_ms":1,"stop_grace_ms":1,"drain_grace_ms":1,"margin_ms":1,
@@ -44,13 +44,7 @@ fn job(more: &[(&str, &str)]) -> (Job, Vec<KeyValue>) {
         ("events/000000000001", &event),
     ]);
     keys.extend(more.iter().copied());
-    let stored = |(key, value): (&str, &str)| KeyValue {
-        key: format!("/elastic/v1/jobs/J/{key}"),
-        value: value.as_bytes().to_vec(),
-        create_revision: Revision(1),
-        mod_revision: Revision(1),
-        lease: Some(LeaseId(1)),
-    };
+    let stored = |(key, value): (&str, &str)| samples::stored(&format!("J/{key}"), value);
     let values: Vec<KeyValue> = keys.into_iter().filter(|(_, value)| !value.is_empty()).map(stored).collect();
     (Overview::of("/elastic", &values).jobs.remove(&id()).unwrap(), values)
 }

@@ -51,8 +51,8 @@ pub fn next(job: &Job, own: &LeaderRecord, tls: bool) -> Move {
 mod tests {
     use super::*;
     use elastic_rendezvous::job::overview::Overview;
-    use elastic_rendezvous::job::{Endpoint, JobId, Keys, NodeId};
-    use elastic_store::{KeyValue, LeaseId};
+    use elastic_rendezvous::job::{Endpoint, JobId, NodeId, samples};
+    use elastic_store::KeyValue;
 
     const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"exclude_after":0,
         "lease_ttl_ms":10000,"last_call_ms":1,"join_timeout_ms":1,"start_timeout_ms":1,"stop_grace_ms":1,
@@ -69,18 +69,15 @@ mod tests {
     /// A job with this round state and leader; the leader's term is 3, the round's revision 2.
     fn job(state: &str, leader: Option<LeaderRecord>) -> Job {
         let id: JobId = "J".parse().unwrap();
-        let keys = Keys::new("/elastic", &id);
         let (state, paused) = if state == "paused" { ("forming", true) } else { (state, false) };
         let round = format!(r#"{{"number":1,"generation":1,"state":"{state}","paused":{paused},"reason":"r"}}"#);
-        let mut values = vec![(keys.spec(), SPEC.as_bytes().to_vec(), 1), (keys.round(), round.into_bytes(), 2)];
-        values.extend(leader.map(|leader| (keys.leader(), elastic_rendezvous::job::to_json(&leader), 3)));
-        let values: Vec<_> = values
-            .into_iter()
-            .map(|(key, value, at)| {
-                let at = Revision(at);
-                KeyValue { key, value, create_revision: at, mod_revision: at, lease: Some(LeaseId(1)) }
-            })
-            .collect();
+        let leader = leader.map(|leader| ("J/leader", serde_json::to_string(&leader).unwrap(), 3));
+        let values = [("J/spec", SPEC.to_owned(), 1), ("J/round", round, 2)].into_iter().chain(leader);
+        let stored = |(key, value, at): (&str, String, i64)| {
+            let at = Revision(at);
+            KeyValue { create_revision: at, mod_revision: at, ..samples::stored(key, value) }
+        };
+        let values: Vec<_> = values.map(stored).collect();
         Overview::of("/elastic", &values).jobs.remove(&id).unwrap()
     }
 

@@ -48,14 +48,6 @@ pub struct Metrics {
     begun: Mutex<BTreeMap<JobId, (u64, Time)>>,
 }
 
-fn forming_buckets() -> Histogram {
-    Histogram::new(exponential_buckets(0.005, 2.0, 18))
-}
-
-fn queue_buckets() -> Histogram {
-    Histogram::new(exponential_buckets(1.0, 4.0, 7))
-}
-
 fn call_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.0005, 2.0, 14))
 }
@@ -63,8 +55,8 @@ fn call_buckets() -> Histogram {
 impl Default for Metrics {
     fn default() -> Metrics {
         let mut registry = Registry::with_prefix("elastic");
-        let forming = forming_buckets();
-        let queue = queue_buckets();
+        let forming = Histogram::new(exponential_buckets(0.005, 2.0, 18));
+        let queue = Histogram::new(exponential_buckets(1.0, 4.0, 7));
         let call_times: Timings = Family::new_with_constructor(call_buckets);
         macro_rules! register {
             ($name:literal, $help:literal) => {{
@@ -269,8 +261,9 @@ fn fate(tombstone: &Tombstone) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elastic_rendezvous::job::{Keys, NodeId, RoundRecord, Versioned};
-    use elastic_store::{KeyValue, Revision};
+    use elastic_rendezvous::job::samples::overview;
+    use elastic_rendezvous::job::{NodeId, RoundRecord, Versioned};
+    use elastic_store::Revision;
 
     fn round(number: u64, state: &str) -> Change {
         let json = format!(r#"{{"number":{number},"generation":1,"state":"{state}","reason":"r"}}"#);
@@ -307,22 +300,16 @@ mod tests {
 
     #[test]
     fn names_that_get_no_place_are_counted_by_who_says_so() {
-        let keys = Keys::new("/elastic", &"J".parse().unwrap());
         let records = [
             (
-                keys.round(),
+                "J/round",
                 r#"{"number":3,"generation":1,"state":"running","reason":"r","faults":[
                 {"node":"a","failures":1},{"node":"b","exclusions":1,"excluded":{"round":2,"lasts_ms":300000}},
                 {"node":"c","exclusions":1,"excluded":{"round":3,"lasts_ms":300000}}]}"#,
             ),
-            (keys.desired(), r#"{"exclude":["x","y"],"include":[{"node":"b","round":2},{"node":"c","round":2}]}"#),
+            ("J/desired", r#"{"exclude":["x","y"],"include":[{"node":"b","round":2},{"node":"c","round":2}]}"#),
         ];
-        let at = Revision(1);
-        let kv = |(key, value): (String, &str)| {
-            let value = value.as_bytes().to_vec();
-            KeyValue { key, value, create_revision: at, mod_revision: at, lease: None }
-        };
-        let overview = Overview::of("/elastic", &records.map(kv));
+        let overview = overview(&records);
         let text = Metrics::default().render(Some(&overview), None);
         for told in [r#"{job="J",by="operator"} 2"#, r#"{job="J",by="failures"} 1"#] {
             assert!(text.contains(&format!("elastic_job_nodes_excluded{told}")), "{text}");
@@ -353,25 +340,15 @@ mod tests {
     fn dashboard_and_alerts_ask_for_nothing_that_is_not_served() {
         // Given a service that has seen a job, a leader and an eviction: a family without labels is not shown at all,
         let metrics = Metrics::default();
-        let stored = |key: &str, value: &str| KeyValue {
-            key: format!("/elastic/v1/jobs/J/{key}"),
-            value: value.as_bytes().to_vec(),
-            create_revision: Revision(1),
-            mod_revision: Revision(1),
-            lease: None,
-        };
-        let overview = Overview::of(
-            "/elastic",
-            &[
-                stored("round", r#"{"number":1,"generation":1,"state":"running","reason":"r"}"#),
-                stored(
-                    "progress",
-                    r#"{"generation":1,"round":1,"step":9,"loss":0.5,"furthest_step":9,"since_ms":0,"at_ms":1000,
-                        "productive_ms":750}"#,
-                ),
-                stored("checkpoint", r#"{"step":7,"path":"/c","digest":"d","round":1}"#),
-            ],
-        );
+        let overview = overview(&[
+            ("J/round", r#"{"number":1,"generation":1,"state":"running","reason":"r"}"#),
+            (
+                "J/progress",
+                r#"{"generation":1,"round":1,"step":9,"loss":0.5,"furthest_step":9,"since_ms":0,"at_ms":1000,
+                    "productive_ms":750}"#,
+            ),
+            ("J/checkpoint", r#"{"step":7,"path":"/c","digest":"d","round":1}"#),
+        ]);
         let leader = serde_json::from_str(r#"{"node":"a:1","peer":{"host":"h","port":1}}"#).unwrap();
         let job: JobId = "J".parse().unwrap();
         metrics.saw(

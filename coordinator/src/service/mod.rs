@@ -162,10 +162,8 @@ struct Service {
     answers: mpsc::UnboundedSender<Answered>,
 }
 
-/// Leads until `stop` completes; then hands every job to its agents and returns.
-///
-/// # Errors
-/// The store's, where no waiting would help: it refuses us, or is another one than before.
+/// Leads until `stop` completes; then hands every job to its agents and returns. An error of the store ends it where no
+/// waiting would help: the store refuses us, or is another one than before.
 pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<()> {
     let ServiceSetup { store, prefix, record, listener, tls, lease_ttl, retention, shared } = setup;
     let front = Arc::<PeerPort>::default();

@@ -50,7 +50,8 @@ fn is_over(job: &Job) -> bool {
 mod tests {
     use super::*;
     use elastic_rendezvous::job::overview::Overview;
-    use elastic_store::{KeyValue, LeaseId, Revision};
+    use elastic_rendezvous::job::samples;
+    use elastic_store::KeyValue;
 
     const NOW: u64 = 1_000_000_000;
     const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"exclude_after":0,"lease_ttl_ms":1,
@@ -77,14 +78,7 @@ mod tests {
             }
         }
         keys.extend(more.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
-        let stored = |(key, value): (String, String)| KeyValue {
-            key: format!("/elastic/v1/jobs/{id}/{key}"),
-            value: value.into_bytes(),
-            create_revision: Revision(1),
-            mod_revision: Revision(1),
-            lease: Some(LeaseId(1)),
-        };
-        keys.into_iter().map(stored).collect()
+        keys.into_iter().map(|(key, value)| samples::stored(&format!("{id}/{key}"), value)).collect()
     }
 
     fn expire(jobs: &[Vec<KeyValue>], policy: Policy) -> Vec<String> {

@@ -20,10 +20,8 @@ impl<T> Clone for Followed<T> {
 }
 
 impl<T: Send + Sync + 'static> Followed<T> {
-    /// Reads the files, and after that each second, on a task that ends with the last copy of this.
-    ///
-    /// # Errors
-    /// Why they cannot be used now.
+    /// Reads the files, and after that each second, on a task that ends with the last copy of this. An error: they
+    /// cannot be used now.
     pub fn new<F>(what: &'static str, files: Vec<PathBuf>, meaning: F) -> Result<Followed<T>, String>
     where
         F: Fn(&[String]) -> Result<T, String> + Send + 'static,

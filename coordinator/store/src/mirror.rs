@@ -13,19 +13,14 @@ pub struct Mirror {
 
 impl Mirror {
     /// Reads everything under the prefix, and watches it.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn open(store: &dyn Store, prefix: &str) -> Result<Mirror> {
         let (values, revision) = store.range(prefix).await?;
         let watcher = store.watch(Scope::Prefix(prefix.to_owned()), revision.next()).await?;
         Ok(Mirror { first: Some(News::All { revision, values }), watcher })
     }
 
-    /// Waits for what comes next. The wait may be cancelled: nothing is lost.
-    ///
-    /// # Errors
-    /// The watch is broken for good, and nothing follows.
+    /// Waits for what comes next. The wait may be cancelled: nothing is lost. An error: the watch is broken for good,
+    /// and nothing follows.
     pub async fn next(&mut self) -> Result<News> {
         if let Some(first) = self.first.take() {
             return Ok(first);
@@ -35,9 +30,6 @@ impl Mirror {
     }
 
     /// What has come already; `None` if nothing has.
-    ///
-    /// # Errors
-    /// As [`Mirror::next`].
     pub fn try_next(&mut self) -> Result<Option<News>> {
         match self.first.take() {
             Some(first) => Ok(Some(first)),

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use elastic_store::embedded::Hub;
 use elastic_store::embedded::MemoryStore;
-use elastic_store::embedded::mvcc::{Limits, Span};
-use elastic_store::{Event, Mirror, News, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
+use elastic_store::embedded::mvcc::Limits;
+use elastic_store::{Event, Mirror, News, Op, Revision, Scope, Store, Txn, WatchUpdate, Watcher};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -109,17 +109,6 @@ async fn a_dropped_watcher_and_a_dropped_store_leave_nothing_behind() {
         }
     };
     tokio::time::timeout(PATIENCE, all_gone).await.expect("the hub is freed");
-}
-
-#[tokio::test]
-async fn a_watch_from_nowhere_and_a_full_store_are_refused() {
-    let store = MemoryStore::start(Limits { live_keys: 1, ..Limits::default() });
-    let nowhere = store.watch(Scope::Key("a".into()), Revision::NONE).await;
-    assert!(matches!(nowhere, Err(StoreError::Invalid(_))));
-    put(&store, "a", "").await;
-    let full = store.txn(Txn::of([Op::put("b", "")])).await;
-    assert!(matches!(full, Err(StoreError::NoSpace { .. })));
-    assert_eq!(store.hub().with(|mvcc, _| mvcc.records(&Span::prefix(b"")).len()), 1);
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! Barriers on etcd's v2 API, among the members of a version of TorchElastic's rendezvous. Nodes that run torchrun
 //! never arrive.
 //!
-//! No transaction is needed there. A version's ranks are given once and never again, so an arrival under one of them can
-//! only be its member's; arrivals only grow in number; and anyone who reads all of them knows as much as who was last.
+//! No transaction is needed. A version's ranks are never given again, so an arrival under one is its member's; and
+//! arrivals only grow in number.
 
 use std::time::Duration;
 
@@ -10,16 +10,13 @@ use tokio::sync::watch;
 
 use crate::Paths;
 use crate::etcd_v2::{Answer, Entry, EtcdV2, News, Only, Refusal, Request};
-use elastic_node::requests::barrier::{BarrierError, check, insist};
+use elastic_node::requests::barrier::{BarrierError, bounded, check, insist};
 use elastic_node::{Membership, Status};
 
 const HINT: &str = "; nodes that run torchrun never do";
 
-/// Meets the other members of the current version at `name`. A name serves once in a version.
-///
-/// # Errors
-/// As [`meet`](elastic_node::requests::barrier::meet). A version that has torchrun's nodes in it ends in
-/// [`BarrierError::Timeout`].
+/// Meets the other members of the current version at `name`. A name serves once in a version. A version that has
+/// torchrun's nodes in it ends in [`BarrierError::Timeout`].
 pub async fn meet_on_v2(
     etcd: &EtcdV2,
     paths: &Paths,
@@ -35,41 +32,20 @@ pub async fn meet_on_v2(
     let barrier = BarrierOnV2 { etcd, paths, membership, name };
     let met = async {
         barrier.arrive().await?;
-        loop {
-            let index = match barrier.look().await? {
-                Seen::All => return Ok(()),
-                Seen::Some { index } => index,
-            };
+        while let Some(index) = barrier.missing_at().await? {
             barrier.change_after(index).await?;
         }
+        Ok(())
     };
-    let met = async {
-        tokio::select! {
-            met = met => met,
-            () = left(&mut status, membership) => match barrier.look().await? {
-                Seen::All => Ok(()),
-                Seen::Some { .. } => Err(BarrierError::RoundEnded { round: membership.version, name: name.to_owned() }),
-            },
-        }
-    };
-    match tokio::time::timeout(within, met).await {
-        Ok(result) => result,
-        Err(_) => Err(BarrierError::Timeout { round: membership.version, name: name.to_owned(), within, hint: HINT }),
-    }
+    let over = left(&mut status, membership);
+    let passed = async { Ok(barrier.missing_at().await?.is_none()) };
+    bounded(membership.version, name, (within, HINT), met, over, passed).await
 }
 
 /// Waits until the node has this place no more.
 async fn left(status: &mut watch::Receiver<Status>, membership: Membership) {
     // An error means that there is no node any more.
     let _ = status.wait_for(|status| status.membership != Some(membership)).await;
-}
-
-enum Seen {
-    All,
-    Some {
-        /// As of when.
-        index: u64,
-    },
 }
 
 struct BarrierOnV2<'a> {
@@ -86,8 +62,8 @@ impl BarrierOnV2<'_> {
         self.ask(arrival).await?.outcome.map(drop).map_err(|refusal| self.refused(refusal))
     }
 
-    /// Who has arrived.
-    async fn look(&self) -> Result<Seen, BarrierError> {
+    /// The index as of which some have not arrived; none once all have.
+    async fn missing_at(&self) -> Result<Option<u64>, BarrierError> {
         let key = self.paths.barrier(self.membership.version, self.name);
         let Answer { index, outcome } = self.ask(Request::Read { key, recursive: false }).await?;
         let entries = match outcome {
@@ -96,7 +72,7 @@ impl BarrierOnV2<'_> {
             Err(refusal) => return Err(self.refused(refusal)),
         };
         let all = entries.len() >= self.membership.group_world_size as usize;
-        Ok(if all { Seen::All } else { Seen::Some { index } })
+        Ok((!all).then_some(index))
     }
 
     /// Waits for an arrival after that index, or for as good a reason to look again.

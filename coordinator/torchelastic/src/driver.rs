@@ -1,5 +1,5 @@
-//! Carries the machine of [`crate`]: its requests, its watch, its timers. To the agent it is what
-//! [`Node`](elastic_node::Node) is. Nothing is decided here.
+//! Runs the machine of [`crate`]: its requests, its watch, its timers. To the agent it is what
+//! [`Node`](elastic_node::Node) is.
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -54,11 +54,7 @@ impl TorchElastic {
             let input = tokio::select! {
                 Some(input) = inputs.recv() => input,
                 report = reports.recv() => match report {
-                    // No one is asked to quiesce here: every change restarts the workers, as torchrun's nodes do.
-                    Some(GroupReport::Started(_) | GroupReport::Quiesced { .. } | GroupReport::Concluded) => continue,
-                    Some(GroupReport::Ended { round, outcome }) => Input::Ended { round, outcome },
-                    Some(GroupReport::Stopped { master }) => Input::Stopped { master },
-                    Some(GroupReport::Drain) => Input::Drain,
+                    Some(report) => Input::Agent(report),
                     // The agent's side is gone: nothing can be carried out any more.
                     None => break End::Drained,
                 },
@@ -119,28 +115,15 @@ impl Drive<'_> {
                     let _ = inbox.send(Input::News(etcd.wait(&directory, index).await));
                 });
             }
-            Output::Start(start) => self.command(Command::Start(start)),
-            Output::Stop(grace) => self.command(Command::Stop(grace)),
-            Output::Kill => self.command(Command::Kill),
-            Output::Fence(until) => self.command(Command::Fence(until)),
-            Output::Leaving(grace) => self.command(Command::Leaving(grace)),
-            Output::Forming(round, reason) => self.command(Command::Forming(round, reason)),
-            Output::Say(line) => self.command(Command::Say(line)),
+            // The agent outlives the driver: it holds the other end while `run` is awaited.
+            Output::Agent(command) => drop(self.commands.send(command)),
             Output::End(end) => self.end = Some(end),
         }
     }
-
-    fn command(&self, command: Command) {
-        // The agent outlives the driver: it holds the other end while `run` is awaited.
-        let _ = self.commands.send(command);
-    }
 }
 
-/// What a node that meets the others through etcd's v3 API finds of the same job on its v2 API: who it would never meet,
-/// and what to do, if there is somebody.
-///
-/// # Errors
-/// Whether there is somebody is not known: for example because the server does not offer the v2 API.
+/// What a node that meets the others through etcd's v3 API finds of the same job on its v2 API, and what to do about
+/// it. An error: that is not known, for example because the server does not offer the v2 API.
 pub async fn met_on_v2(etcd: &EtcdV2, paths: &Paths) -> Result<Option<String>> {
     etcd.probe().await?;
     let read = async |key: String| -> Result<Option<Entry>> {

@@ -120,8 +120,8 @@ pub(super) fn ranks(files: &Files, own: Own<'_>, size: u32) -> Option<Ranks> {
     Some(Ranks { first_rank, world_size, role_rank_base, role_world_size, master: Endpoint { host, port } })
 }
 
-/// What would keep a member that waits from continuing when others have died, and no one else will write it: bogus
-/// places that let it start its workers, notice that the round is over, and stop them.
+/// What members that wait still need when others have died: invented places, so that they start their workers, notice
+/// that the round is over, and stop them.
 pub(super) fn to_fill_in(files: &Files, own: Own<'_>, size: u32, dead: &[u32]) -> Option<(String, String)> {
     let missing = |key: &str| files.kv_raw(key).is_none();
     for rank in dead {

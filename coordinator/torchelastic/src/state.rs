@@ -108,9 +108,6 @@ impl RendezvousState {
     }
 
     /// Reads a state.
-    ///
-    /// # Errors
-    /// What is wrong with it, for people.
     pub fn parse(text: &str) -> Result<RendezvousState, String> {
         let state: RendezvousState = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let number = state.version.as_ref().is_some_and(|version| version.parse::<u64>().is_ok());

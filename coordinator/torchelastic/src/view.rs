@@ -87,10 +87,7 @@ impl VersionView {
         self.next
     }
 
-    /// The state was read, or written by this node.
-    ///
-    /// # Errors
-    /// It is no state; the words are for people.
+    /// The state was read, or written by this node. An error says for people why it is no state.
     pub(super) fn set_active(&mut self, index: u64, value: Option<String>) -> Result<(), String> {
         if self.active.as_ref().is_some_and(|(as_of, _)| *as_of > index) || self.active.is_none() && self.is_old(index)
         {
@@ -119,8 +116,7 @@ impl VersionView {
         self.files = Some(Files { version: version.to_owned(), as_of: index, entries });
     }
 
-    /// Whether the watch has told of something later than an answer: what the answer lacks was passed over, as nothing
-    /// was known that it could have changed.
+    /// Whether the watch is ahead of an answer: changes that the answer lacks were passed over.
     fn is_old(&self, index: u64) -> bool {
         self.next.is_some_and(|next| next > index + 1)
     }
@@ -135,9 +131,6 @@ impl VersionView {
     }
 
     /// The watch told something.
-    ///
-    /// # Errors
-    /// There is a state now that is none.
     pub(super) fn told(&mut self, news: News) -> Result<(), String> {
         let (gone, entry) = match news {
             News::Nothing => return Ok(()),

@@ -33,19 +33,14 @@ impl std::error::Error for Refused {}
 /// More would be a slip, and no sum with it overflows.
 const HUNDRED_YEARS: Duration = Duration::from_secs(36_500 * 86_400);
 
-/// Reads a time with its unit: `500ms`, `30s`, `1.5h`, `7d`.
-///
-/// # Errors
-/// A bare number too, since people mean different units by it.
+/// Reads a time with its unit: `500ms`, `30s`, `1.5h`, `7d`. A bare number is an error, since people mean different
+/// units by it.
 pub fn duration(text: &str) -> Result<Duration, Refused> {
     const ADVICE: &str = "write a number with ms, s, m, h or d, for example 90m, 12h or 7d";
     time(text, None, ADVICE)
 }
 
 /// Reads a time as [`duration`] does; a bare number counts seconds, as with torchrun.
-///
-/// # Errors
-/// The text is no time.
 pub fn duration_or_seconds(text: &str) -> Result<Duration, Refused> {
     const ADVICE: &str = "write seconds or a number with ms, s, m, h or d, for example 30, 500ms or 10m";
     time(text, Some(1.0), ADVICE)
@@ -70,10 +65,8 @@ fn time(text: &str, bare: Option<f64>, advice: &str) -> Result<Duration, Refused
     }
 }
 
-/// Reads a number of bytes: `4096`, `500M`, `256MiB`. K, M and G are powers of 1024 with and without `iB`.
-///
-/// # Errors
-/// The text is no size. `MB` is not taken: people mean different numbers by it.
+/// Reads a number of bytes: `4096`, `500M`, `256MiB`. K, M and G are powers of 1024 with and without `iB`. `MB` is not
+/// taken: people mean different numbers by it.
 pub fn size(text: &str) -> Result<u64, Refused> {
     let lower = text.trim().to_ascii_lowercase();
     let letters = lower.strip_suffix("ib").filter(|rest| rest.ends_with(['k', 'm', 'g'])).unwrap_or(&lower);
@@ -89,9 +82,6 @@ pub fn size(text: &str) -> Result<u64, Refused> {
 pub const ENDPOINT: &str = "write HOST[:PORT], [IPV6][:PORT], or several with commas";
 
 /// Reads `HOST[:PORT]`; an IPv6 address has brackets. Answers the host, without brackets, and the port.
-///
-/// # Errors
-/// The part that is wrong.
 pub fn endpoint(text: &str, default_port: u16) -> Result<(String, u16), Refused> {
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {

@@ -1,6 +1,6 @@
 //! What an etcd has done and what it costs, by its own metrics.
 
-use std::collections::BTreeMap;
+use elastic_tests::prelude::*;
 use std::ops::Sub;
 
 use anyhow::{Context, Result};

@@ -1,15 +1,11 @@
 //! All nodes of one job: real drivers, each with a connection to etcd of its own, on racks that can be frozen or killed.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
-use elastic_rendezvous::job::{EventRecord, JobId, Keys, LeaderRecord, Spec, Timings, Versioned};
+use elastic_rendezvous::job::{EventRecord, Timings};
 use elastic_rendezvous::time::Time;
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_store::{KeyValue, Op, OpResult, Store, Txn};
+use elastic_store::{KeyValue, OpResult};
 use elastic_tests::cost_model::Sizes;
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
+use elastic_tests::prelude::*;
 use elastic_tests::rack::{Frozen, Rack};
 
 /// Racks of a job, besides those of the node that leads first and of those that are to die alone.

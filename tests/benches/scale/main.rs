@@ -8,13 +8,10 @@ mod etcd_load;
 mod fleet;
 mod report;
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use elastic_rendezvous::time::Time;
 use elastic_store::listener::raise_descriptor_limit;
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35};
-use elastic_tests::processes::Process;
+use elastic_tests::prelude::*;
 use elastic_tests::processor::process;
 
 use self::etcd_load::{EtcdLoad, version};

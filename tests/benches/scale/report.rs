@@ -1,7 +1,7 @@
 //! What was measured, for people, beside what the cost model says.
 
+use elastic_tests::prelude::*;
 use std::fmt;
-use std::time::Duration;
 
 use elastic_rendezvous::job::Timings;
 use elastic_tests::cost_model::{Load, Sizes};

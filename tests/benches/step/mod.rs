@@ -1,7 +1,7 @@
 //! Runs the trainer's step of one worker without the training loop. The benchmark times it with these models.
 
+use elastic_tests::prelude::*;
 use std::num::NonZeroUsize;
-use std::time::Instant;
 
 use elastic_trainer::collective::tree::Node;
 use elastic_trainer::data::{Data, Order, StepSamples};

@@ -1,17 +1,14 @@
 //! Three members of etcd, each on a host of its own.
 
+use elastic_tests::prelude::*;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::Child;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, ConnectOptions, DeleteOptions, PutOptions,
 };
-use rustix::process::Signal;
 
-use super::hosts::{Host, send};
+use super::hosts::{Host, freeze};
 use super::secrets::{Holder, Secrets};
 
 const READY: Duration = Duration::from_secs(20);
@@ -19,11 +16,9 @@ const READY: Duration = Duration::from_secs(20);
 /// How long etcd may refuse a change of its members.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// One member.
 #[derive(Debug)]
-pub struct Member {
-    /// Where it runs.
-    pub host: Host,
+pub(crate) struct Member {
+    pub(crate) host: Host,
     child: Option<Child>,
     data: PathBuf,
     program: PathBuf,
@@ -31,31 +26,21 @@ pub struct Member {
     joins: bool,
 }
 
-/// All three.
-pub struct Cluster {
-    /// The members.
-    pub members: Vec<Member>,
-    /// How the campaign itself reaches them.
-    pub reach: Reach,
+pub(crate) struct Cluster {
+    pub(crate) members: Vec<Member>,
+    pub(crate) reach: Reach,
     folder: PathBuf,
 }
 
-/// How the campaign itself reaches etcd.
 #[derive(Clone, Default)]
-pub struct Reach {
-    /// The members.
-    pub addresses: Vec<String>,
+pub(crate) struct Reach {
+    pub(crate) addresses: Vec<String>,
     secrets: Option<Secrets>,
-    /// Whether etcd asks who it is.
     as_root: bool,
 }
 
 impl Reach {
-    /// A client of one member.
-    ///
-    /// # Errors
-    /// It does not answer.
-    pub async fn connect(&self, address: &str, options: ConnectOptions) -> Result<Client> {
+    pub(crate) async fn connect(&self, address: &str, options: ConnectOptions) -> Result<Client> {
         let options = match &self.secrets {
             Some(secrets) => secrets.connect_with(options, self.as_root)?,
             None => options,
@@ -66,10 +51,12 @@ impl Reach {
 
 impl Cluster {
     /// Starts three members and waits until they have a leader.
-    ///
-    /// # Errors
-    /// etcd is not installed, or does not come up.
-    pub async fn start(hosts: &[Host], folder: &Path, program: &Path, secrets: Option<&Secrets>) -> Result<Cluster> {
+    pub(crate) async fn start(
+        hosts: &[Host],
+        folder: &Path,
+        program: &Path,
+        secrets: Option<&Secrets>,
+    ) -> Result<Cluster> {
         std::fs::create_dir_all(folder)?;
         let addresses = hosts.iter().map(|host| format!("{}:2379", host.address())).collect();
         let reach = Reach { addresses, secrets: secrets.cloned(), as_root: false };
@@ -93,7 +80,7 @@ impl Cluster {
     }
 
     /// The endpoints for agents: names, which the campaign's name server knows.
-    pub fn endpoints(&self) -> String {
+    pub(crate) fn endpoints(&self) -> String {
         let names: Vec<String> = self.members.iter().map(|member| format!("{}:2379", member.host.name)).collect();
         names.join(",")
     }
@@ -138,7 +125,7 @@ impl Cluster {
     }
 
     /// SIGKILL for a member.
-    pub fn kill(&mut self, at: usize) {
+    pub(crate) fn kill(&mut self, at: usize) {
         if let Some(mut child) = self.members[at].child.take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -146,10 +133,7 @@ impl Cluster {
     }
 
     /// Starts the members that do not run.
-    ///
-    /// # Errors
-    /// One cannot be started.
-    pub fn revive(&mut self) -> Result<()> {
+    pub(crate) fn revive(&mut self) -> Result<()> {
         for at in 0..self.members.len() {
             let gone = self.members[at].child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)));
             if gone {
@@ -160,22 +144,17 @@ impl Cluster {
     }
 
     /// The process of a member, while it runs.
-    pub fn pid(&self, at: usize) -> Option<u32> {
+    pub(crate) fn pid(&self, at: usize) -> Option<u32> {
         self.members[at].child.as_ref().map(Child::id)
     }
 
     /// Freezes a member, or lets it continue.
-    pub fn freeze(&self, at: usize, yes: bool) {
-        if let Some(pid) = self.pid(at) {
-            send(pid, if yes { Signal::STOP } else { Signal::CONT });
-        }
+    pub(crate) fn freeze(&self, at: usize, yes: bool) {
+        freeze(self.pid(at), yes);
     }
 
     /// Loses a member with all that it has, and puts a new one in its place.
-    ///
-    /// # Errors
-    /// The cluster refuses it.
-    pub async fn replace(&mut self, at: usize) -> Result<()> {
+    pub(crate) async fn replace(&mut self, at: usize) -> Result<()> {
         self.kill(at);
         std::fs::remove_dir_all(&self.members[at].data)?;
         let mut client = self.client().await?;
@@ -190,20 +169,13 @@ impl Cluster {
     }
 
     /// Starts a member again with another program: a newer release.
-    ///
-    /// # Errors
-    /// It does not start.
-    pub fn upgrade(&mut self, at: usize, program: &Path) -> Result<()> {
+    pub(crate) fn upgrade(&mut self, at: usize, program: &Path) -> Result<()> {
         self.kill(at);
         self.members[at].program = program.to_owned();
         self.spawn(at)
     }
 
-    /// A client of whichever member answers.
-    ///
-    /// # Errors
-    /// None does.
-    pub async fn client(&self) -> Result<Client> {
+    pub(crate) async fn client(&self) -> Result<Client> {
         let begun = Instant::now();
         while begun.elapsed() < READY {
             for address in &self.reach.addresses {
@@ -221,10 +193,7 @@ impl Cluster {
     }
 
     /// The index of the member that leads.
-    ///
-    /// # Errors
-    /// None does within a time.
-    pub async fn leader(&self) -> Result<usize> {
+    pub(crate) async fn leader(&self) -> Result<usize> {
         let mut client = self.client().await?;
         let leader = client.status().await?.leader();
         let members = client.member_list().await?;
@@ -235,10 +204,7 @@ impl Cluster {
     }
 
     /// Puts a value under a key as a client outside of the job: the revision of that.
-    ///
-    /// # Errors
-    /// etcd does not answer.
-    pub async fn put(&self, key: &str, value: &str) -> Result<i64> {
+    pub(crate) async fn put(&self, key: &str, value: &str) -> Result<i64> {
         let keeps = PutOptions::new().with_ignore_lease();
         let mut client = self.client().await?;
         let put = match client.put(key, value, Some(keeps)).await {
@@ -249,19 +215,12 @@ impl Cluster {
     }
 
     /// Deletes all keys that begin like this: the revision of that.
-    ///
-    /// # Errors
-    /// etcd does not answer.
-    pub async fn delete(&self, prefix: &str) -> Result<i64> {
+    pub(crate) async fn delete(&self, prefix: &str) -> Result<i64> {
         let deleted = self.client().await?.delete(prefix, Some(DeleteOptions::new().with_prefix())).await?;
         Ok(deleted.header().map_or(0, |header| header.revision()))
     }
 
-    /// Forgets all history.
-    ///
-    /// # Errors
-    /// etcd does not answer.
-    pub async fn compact(&self) -> Result<()> {
+    pub(crate) async fn compact(&self) -> Result<()> {
         let mut client = self.client().await?;
         let now = client.get("/", None).await?.header().map_or(0, |header| header.revision());
         client.compact(now, Some(CompactionOptions::new().with_physical())).await?;
@@ -269,10 +228,7 @@ impl Cluster {
     }
 
     /// Raises the alarm that etcd raises when its quota is used up, or ends it: no write is taken meanwhile.
-    ///
-    /// # Errors
-    /// etcd does not answer.
-    pub async fn no_space(&self, yes: bool) -> Result<()> {
+    pub(crate) async fn no_space(&self, yes: bool) -> Result<()> {
         let action = if yes { AlarmAction::Activate } else { AlarmAction::Deactivate };
         let mut client = self.client().await?;
         for member in client.member_list().await?.members() {
@@ -283,11 +239,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Revokes every lease that there is.
-    ///
-    /// # Errors
-    /// etcd does not answer.
-    pub async fn revoke_leases(&self) -> Result<()> {
+    pub(crate) async fn revoke_leases(&self) -> Result<()> {
         let mut client = self.client().await?;
         for lease in client.leases().await?.leases() {
             // It may have ended by itself.
@@ -297,29 +249,19 @@ impl Cluster {
     }
 
     /// Makes certificates again, and starts all members again, so that every client has to show its own.
-    ///
-    /// # Errors
-    /// This job has none, or a member cannot be started.
-    pub fn renew(&mut self, holder: Holder, ended: bool) -> Result<()> {
+    pub(crate) fn renew(&mut self, holder: Holder, ended: bool) -> Result<()> {
         self.reach.secrets.as_ref().context("certificates")?.renew(holder, ended);
         (0..self.members.len()).for_each(|at| self.kill(at));
         self.revive()
     }
 
     /// What is asked of etcd's users in this job.
-    ///
-    /// # Errors
-    /// It has none, or etcd does not answer.
-    pub async fn users(&self) -> Result<(Secrets, Client)> {
+    pub(crate) async fn users(&self) -> Result<(Secrets, Client)> {
         let secrets = self.reach.secrets.clone().context("users of etcd")?;
         Ok((secrets, self.client().await?))
     }
 
-    /// Has another member lead.
-    ///
-    /// # Errors
-    /// etcd does not answer.
-    pub async fn move_leader(&self) -> Result<()> {
+    pub(crate) async fn move_leader(&self) -> Result<()> {
         let at = self.leader().await?;
         let mut client = self.reach.connect(&self.reach.addresses[at], ConnectOptions::new()).await?;
         let members = client.member_list().await?;
@@ -330,10 +272,7 @@ impl Cluster {
     }
 
     /// Has each member tidy its file, during which it answers no request.
-    ///
-    /// # Errors
-    /// etcd does not answer.
-    pub async fn defragment(&self) -> Result<()> {
+    pub(crate) async fn defragment(&self) -> Result<()> {
         for address in &self.reach.addresses {
             self.reach.connect(address, ConnectOptions::new()).await?.defragment().await?;
         }
@@ -341,7 +280,7 @@ impl Cluster {
     }
 
     /// The last lines of what members have written.
-    pub fn log_tail(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")

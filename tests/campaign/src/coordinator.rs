@@ -1,18 +1,14 @@
 //! A coordinator that leads the job, on a host of its own.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::Result;
-use elastic_tests::processes::{Process, binary, remove_settings};
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
-use super::hosts::{Host, send};
+use super::hosts::{Host, freeze};
 
 /// Its process, and how it is started again.
 #[derive(Debug)]
-pub struct Coordinator {
-    /// Where it runs.
-    pub host: Host,
+pub(crate) struct Coordinator {
+    pub(crate) host: Host,
     process: Option<Process>,
     words: Vec<String>,
     log: PathBuf,
@@ -20,20 +16,14 @@ pub struct Coordinator {
 
 impl Coordinator {
     /// Starts it. `words` say which etcd it uses, and how.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn start(host: &Host, words: Vec<String>, log: &Path) -> Result<Coordinator> {
+    pub(crate) fn start(host: &Host, words: Vec<String>, log: &Path) -> Result<Coordinator> {
         let mut coordinator = Coordinator { host: host.clone(), process: None, words, log: log.to_owned() };
         coordinator.revive()?;
         Ok(coordinator)
     }
 
     /// Starts it again if it has ended. Whether it had.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn revive(&mut self) -> Result<bool> {
+    pub(crate) fn revive(&mut self) -> Result<bool> {
         if self.process.as_mut().is_some_and(|process| !process.is_gone()) {
             return Ok(false);
         }
@@ -45,20 +35,16 @@ impl Coordinator {
         Ok(true)
     }
 
-    /// Its process, while it runs.
-    pub fn pid(&self) -> Option<u32> {
+    pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Process::pid)
     }
 
-    /// SIGKILL.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.process = None;
     }
 
     /// Freezes it, or lets it continue.
-    pub fn freeze(&self, yes: bool) {
-        if let Some(pid) = self.pid() {
-            send(pid, if yes { Signal::STOP } else { Signal::CONT });
-        }
+    pub(crate) fn freeze(&self, yes: bool) {
+        freeze(self.pid(), yes);
     }
 }

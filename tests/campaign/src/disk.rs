@@ -1,13 +1,11 @@
 //! Disks: files with an ext4 in them, mounted. They can be full, read-only, or frozen.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use elastic_tests::prelude::*;
 
 use anyhow::{Context, Result, bail};
 
-/// A small disk of its own.
 #[derive(Debug)]
-pub struct Disk {
+pub(crate) struct Disk {
     at: PathBuf,
     image: PathBuf,
     frozen: bool,
@@ -15,10 +13,7 @@ pub struct Disk {
 
 impl Disk {
     /// Makes a disk of so many MiB, and mounts it at `at`.
-    ///
-    /// # Errors
-    /// There are no loop devices, or this process may not mount.
-    pub fn new(at: &Path, mib: u64) -> Result<Disk> {
+    pub(crate) fn new(at: &Path, mib: u64) -> Result<Disk> {
         let image = at.with_extension("disk");
         std::fs::File::create(&image)?.set_len(mib << 20)?;
         std::fs::create_dir_all(at)?;
@@ -27,16 +22,12 @@ impl Disk {
         Ok(Disk { at: at.to_owned(), image, frozen: false })
     }
 
-    /// Where it is mounted.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.at
     }
 
     /// Fills it up, to the last block.
-    ///
-    /// # Errors
-    /// Another error than that it is full.
-    pub fn fill(&self) -> Result<()> {
+    pub(crate) fn fill(&self) -> Result<()> {
         let mut file = std::fs::File::create(self.filler())?;
         match std::io::copy(&mut std::io::repeat(1), &mut file) {
             Err(error) if error.kind() == std::io::ErrorKind::StorageFull => Ok(()),
@@ -51,28 +42,18 @@ impl Disk {
 
     /// Lets nothing be made or deleted in its uppermost folder, or allows that again. (A disk that is written to
     /// cannot be mounted read-only.)
-    ///
-    /// # Errors
-    /// `chattr` fails.
-    pub fn read_only(&self, yes: bool) -> Result<()> {
+    pub(crate) fn read_only(&self, yes: bool) -> Result<()> {
         run(Command::new("chattr").arg(if yes { "+i" } else { "-i" }).arg(&self.at))
     }
 
     /// Has all that writes to it wait, from now on.
-    ///
-    /// # Errors
-    /// `fsfreeze` fails.
-    pub fn freeze(&mut self) -> Result<()> {
+    pub(crate) fn freeze(&mut self) -> Result<()> {
         run(Command::new("fsfreeze").arg("--freeze").arg(&self.at))?;
         self.frozen = true;
         Ok(())
     }
 
-    /// Ends what was done to it.
-    ///
-    /// # Errors
-    /// A program fails.
-    pub fn repair(&mut self) -> Result<()> {
+    pub(crate) fn repair(&mut self) -> Result<()> {
         if std::mem::take(&mut self.frozen) {
             run(Command::new("fsfreeze").arg("--unfreeze").arg(&self.at))?;
         }

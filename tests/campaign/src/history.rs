@@ -1,92 +1,79 @@
 //! What happened in a job, in the order in which it happened: each change of each of its keys, as an observer at the
 //! router sees them, and each line of its workers' trace.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use elastic_tests::prelude::*;
+use std::sync::{MutexGuard, PoisonError};
 
 use anyhow::Result;
-use elastic_rendezvous::job::{Keys, NodeRecord, Phase, RoundRecord, RoundState};
+use elastic_rendezvous::job::{NodeRecord, Phase, RoundRecord, RoundState};
 use elastic_tests::trace::Tail;
 use etcd_client::{ConnectOptions, EventType, GetOptions, WatchOptions};
-use serde_json::Value;
 use tokio::task::JoinHandle;
 
 use super::cluster::Reach;
 
 /// A key that was written or deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub(crate) struct Change {
     /// When the observer saw it, since the job began.
-    pub at: Duration,
-    /// The store's revision.
-    pub revision: i64,
-    /// The key, below the job's.
-    pub key: String,
+    pub(crate) at: Duration,
+    pub(crate) revision: i64,
+    pub(crate) key: String,
     /// What it holds; none: it was deleted.
-    pub value: Option<String>,
+    pub(crate) value: Option<String>,
 }
 
-/// A line of the trace.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Line {
+pub(crate) struct Line {
     /// When the observer read it, since the job began.
-    pub at: Duration,
-    /// What it says.
-    pub event: Value,
+    pub(crate) at: Duration,
+    pub(crate) event: Value,
 }
 
 impl Line {
-    /// Whether a step was done.
-    pub fn is_step(&self) -> bool {
+    pub(crate) fn is_step(&self) -> bool {
         self.event["event"] == "step"
     }
 }
 
-/// All that was seen.
 #[derive(Debug, Clone, Default)]
-pub struct Events {
-    /// The store's changes, by revision.
-    pub changes: Vec<Change>,
+pub(crate) struct Events {
+    pub(crate) changes: Vec<Change>,
     /// Revisions that the campaign itself wrote, as an operator or a disk might.
-    pub ours: BTreeSet<i64>,
+    pub(crate) ours: BTreeSet<i64>,
     /// Whether the store has forgotten changes before they were seen.
-    pub gaps: bool,
-    /// What each key holds now.
+    pub(crate) gaps: bool,
     now: BTreeMap<String, String>,
 }
 
 impl Events {
     /// What a key of the job holds now.
-    pub fn get(&self, key: &str) -> Option<&str> {
+    pub(crate) fn get(&self, key: &str) -> Option<&str> {
         self.now.get(key).map(String::as_str)
     }
 
-    /// The present round.
-    pub fn round(&self) -> Option<RoundRecord> {
+    pub(crate) fn round(&self) -> Option<RoundRecord> {
         serde_json::from_str(self.get("round")?).ok()
     }
 
     /// Whether the job has come to its end.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.round()
             .is_some_and(|round| matches!(round.state, RoundState::Succeeded | RoundState::Failed | RoundState::Closed))
     }
 
-    /// The nodes' records now.
-    pub fn nodes(&self) -> Vec<NodeRecord> {
+    pub(crate) fn nodes(&self) -> Vec<NodeRecord> {
         let nodes = self.now.iter().filter(|(key, _)| key.starts_with("nodes/"));
         nodes.filter_map(|(_, value)| serde_json::from_str(value).ok()).collect()
     }
 
     /// How many nodes are in this phase.
-    pub fn nodes_in(&self, phase: Phase) -> usize {
+    pub(crate) fn nodes_in(&self, phase: Phase) -> usize {
         self.nodes().iter().filter(|node| node.phase == phase).count()
     }
 
     /// The name of the node that leads.
-    pub fn leader(&self) -> Option<String> {
+    pub(crate) fn leader(&self) -> Option<String> {
         let record: Value = serde_json::from_str(self.get("leader")?).ok()?;
         Some(record["node"].as_str()?.split(':').next()?.to_owned())
     }
@@ -107,7 +94,7 @@ impl Events {
 
 /// Watches a job.
 #[derive(Debug)]
-pub struct Observer {
+pub(crate) struct Observer {
     began: Instant,
     events: Arc<Mutex<Events>>,
     watching: JoinHandle<()>,
@@ -117,7 +104,7 @@ pub struct Observer {
 
 impl Observer {
     /// Watches the keys of `job` in this etcd, and the trace that its workers write.
-    pub fn new(etcd: Reach, job: &Keys, trace: &Path) -> Observer {
+    pub(crate) fn new(etcd: Reach, job: &Keys, trace: &Path) -> Observer {
         let began = Instant::now();
         let events = Arc::new(Mutex::new(Events::default()));
         let watching = tokio::spawn(watch(etcd, job.root().to_owned(), Arc::clone(&events), began));
@@ -125,17 +112,16 @@ impl Observer {
     }
 
     /// What was seen in the store until now.
-    pub fn events(&self) -> MutexGuard<'_, Events> {
+    pub(crate) fn events(&self) -> MutexGuard<'_, Events> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time since the job began.
-    pub fn elapsed(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
     /// Reads what the trace has got meanwhile, and returns all of it.
-    pub fn lines(&mut self) -> &[Line] {
+    pub(crate) fn lines(&mut self) -> &[Line] {
         let at = self.elapsed();
         // A worker that is killed may leave a part of a line.
         let events = self.trace.lines().into_iter().filter_map(|line| serde_json::from_str(&line).ok());
@@ -144,7 +130,7 @@ impl Observer {
     }
 
     /// The furthest step that the trace tells of.
-    pub fn step(&mut self) -> u64 {
+    pub(crate) fn step(&mut self) -> u64 {
         let steps = self.lines().iter().rev().filter(|line| line.is_step()).take(1);
         steps.filter_map(|line| line.event["step"].as_u64()).next().unwrap_or(0)
     }

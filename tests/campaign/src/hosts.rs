@@ -1,28 +1,24 @@
 //! Hosts as network namespaces around a router, which is this process's own namespace: what one host sends to another
 //! passes through it, and can be dropped or refused, in one direction or in both.
 
+use elastic_tests::prelude::*;
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
 
 /// A host with a name, an address, and files that say which machine it is.
 #[derive(Debug, Clone)]
-pub struct Host {
+pub(crate) struct Host {
     /// Its host name, which the campaign's name server knows.
-    pub name: String,
+    pub(crate) name: String,
     /// Its address is `10.88.<number>.2`, the router's is `10.88.<number>.1`.
     number: u8,
-    /// Files that replace the machine's own.
     files: PathBuf,
 }
 
 /// What happens to packets on a way that is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cut {
-    /// They vanish.
+pub(crate) enum Cut {
     Silent,
     /// The router says that it does not get there.
     Refused,
@@ -39,10 +35,7 @@ impl Cut {
 
 impl Host {
     /// Makes the host, connected to the router. Its files go into `files`.
-    ///
-    /// # Errors
-    /// This process may not make network namespaces, or `ip` is not there.
-    pub fn new(name: &str, number: u8, files: &Path) -> Result<Host> {
+    pub(crate) fn new(name: &str, number: u8, files: &Path) -> Result<Host> {
         let files = files.join(name);
         std::fs::create_dir_all(&files)?;
         let host = Host { name: name.to_owned(), number, files };
@@ -73,15 +66,11 @@ impl Host {
     }
 
     /// Gives it another boot id, for those that start from now on.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn reboot(&self) -> Result<()> {
+    pub(crate) fn reboot(&self) -> Result<()> {
         self.write("boot-id", &format!("{}\n", uuid::Uuid::new_v4()))
     }
 
-    /// Its address.
-    pub fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("10.88.{}.2", self.number)
     }
 
@@ -90,7 +79,7 @@ impl Host {
     }
 
     /// A command that runs on this host; its program and arguments follow.
-    pub fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         const SCRIPT: &str = r#"mount --bind "$0/resolv.conf" /etc/resolv.conf && mount --bind "$0/hosts" /etc/hosts &&
             { ! [ -e /etc/machine-id ] || mount --bind "$0/machine-id" /etc/machine-id; } &&
             mount --bind "$0/boot-id" /proc/sys/kernel/random/boot_id && exec "$@""#;
@@ -102,39 +91,29 @@ impl Host {
     }
 
     /// Ids of all processes on this host.
-    pub fn processes(&self) -> Vec<u32> {
+    pub(crate) fn processes(&self) -> Vec<u32> {
         let output = Command::new("ip").args(["netns", "pids", &self.name]).output();
         let text = output.map(|output| output.stdout).unwrap_or_default();
         String::from_utf8_lossy(&text).lines().filter_map(|line| line.trim().parse().ok()).collect()
     }
 
     /// Sends a signal to all its processes.
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         self.processes().into_iter().for_each(|pid| send(pid, signal));
     }
 
     /// Cuts what this host sends to `to`.
-    ///
-    /// # Errors
-    /// `ip` fails.
-    pub fn cut_to(&self, to: &Host, cut: Cut) -> Result<()> {
+    pub(crate) fn cut_to(&self, to: &Host, cut: Cut) -> Result<()> {
         ip(&format!("rule add priority 10 from {} to {} {}\n", self.address(), to.address(), cut.action()))
     }
 
     /// Switches the router's side of its cable off or on.
-    ///
-    /// # Errors
-    /// `ip` fails.
-    pub fn link(&self, up: bool) -> Result<()> {
+    pub(crate) fn link(&self, up: bool) -> Result<()> {
         ip(&format!("link set to-{} {}\n", self.name, if up { "up" } else { "down" }))
     }
 }
 
-/// Ends all cuts between hosts.
-///
-/// # Errors
-/// `ip` fails.
-pub fn heal_all() -> Result<()> {
+pub(crate) fn heal_all() -> Result<()> {
     // One after the other, until there is none of this priority.
     for _ in 0..100 {
         if !Command::new("ip").args(["rule", "del", "priority", "10"]).stderr(Stdio::null()).status()?.success() {
@@ -145,10 +124,7 @@ pub fn heal_all() -> Result<()> {
 }
 
 /// Makes this process's namespace a router, and lets the names of other namespaces be its own.
-///
-/// # Errors
-/// It may not.
-pub fn become_router() -> Result<()> {
+pub(crate) fn become_router() -> Result<()> {
     std::fs::create_dir_all("/run/netns")?;
     let mounted = Command::new("mount").args(["-t", "tmpfs", "names", "/run/netns"]).status()?;
     if !mounted.success() {
@@ -159,10 +135,15 @@ pub fn become_router() -> Result<()> {
 }
 
 /// Sends a signal; a process that has ended meanwhile is none of our worries.
-pub fn send(pid: u32, signal: Signal) {
+pub(crate) fn send(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }
+}
+
+/// Freezes a process, if there is one, or lets it continue.
+pub(crate) fn freeze(pid: Option<u32>, yes: bool) {
+    pid.into_iter().for_each(|pid| send(pid, if yes { Signal::STOP } else { Signal::CONT }));
 }
 
 fn ip(batch: &str) -> Result<()> {

@@ -1,12 +1,10 @@
 //! Injecting a fault, and undoing it.
 
-use std::sync::Arc;
+use elastic_tests::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rustix::process::Signal;
 
 use super::coordinator::Coordinator;
 use super::fault::{Action, Direction, Place, Side, Which, Who};
@@ -21,7 +19,7 @@ use super::tracer::Tracer;
 
 /// What has to be undone when the fault ends.
 #[derive(Default)]
-pub struct Injected(Vec<Undo>);
+pub(crate) struct Injected(Vec<Undo>);
 
 enum Undo {
     Continue(u32),
@@ -80,22 +78,19 @@ impl Drop for Repeated {
 }
 
 impl Scene {
-    /// Injects one action of a fault.
-    ///
-    /// # Errors
-    /// It cannot be done.
-    pub async fn inject(&mut self, action: &Action, injected: &mut Injected) -> Result<()> {
+    pub(crate) async fn inject(&mut self, action: &Action, injected: &mut Injected) -> Result<()> {
         match *action {
-            Action::Kill(process, who) => self.each(who, |node| node.signal(process, Signal::KILL)),
+            Action::Kill(process, who) => {
+                self.processes(process, who).into_iter().for_each(|pid| send(pid, Signal::KILL));
+            }
             Action::Freeze(process, who) => {
-                for at in self.targets(who) {
-                    self.nodes[at].signal(process, Signal::STOP);
-                    self.nodes[at].processes(process).into_iter().for_each(|pid| injected.then(Undo::Continue(pid)));
+                for pid in self.processes(process, who) {
+                    send(pid, Signal::STOP);
+                    injected.then(Undo::Continue(pid));
                 }
             }
             Action::Starve(process, who) => {
-                let pids: Vec<u32> =
-                    self.targets(who).into_iter().flat_map(|at| self.nodes[at].processes(process)).collect();
+                let pids = self.processes(process, who);
                 let stopped = pids.clone();
                 injected.then(Undo::Repeat(Repeated::new(move || {
                     pids.iter().for_each(|&pid| send(pid, Signal::STOP));
@@ -127,24 +122,18 @@ impl Scene {
                 }
             }
             Action::Inject(process, who, what) => {
-                for at in self.targets(who) {
-                    for pid in self.nodes[at].processes(process) {
-                        injected.0.extend(Tracer::attach(pid, what).await?.map(Undo::LetGo));
-                    }
+                for pid in self.processes(process, who) {
+                    injected.0.extend(Tracer::attach(pid, what).await?.map(Undo::LetGo));
                 }
             }
             Action::Exhaust(process, who, resource) => {
-                for at in self.targets(who) {
-                    for pid in self.nodes[at].processes(process) {
-                        injected.0.extend(Limit::at_what_it_has(pid, resource)?.map(Undo::Limit));
-                    }
+                for pid in self.processes(process, who) {
+                    injected.0.extend(Limit::at_what_it_has(pid, resource)?.map(Undo::Limit));
                 }
             }
             Action::OutOfMemory(process, who) => {
-                for at in self.targets(who) {
-                    for pid in self.nodes[at].processes(process) {
-                        injected.then(Undo::Memory(Cage::around(pid)?));
-                    }
+                for pid in self.processes(process, who) {
+                    injected.then(Undo::Memory(Cage::around(pid)?));
                 }
             }
             Action::Wait(time) => tokio::time::sleep(time).await,
@@ -333,7 +322,6 @@ impl Scene {
         Ok(())
     }
 
-    /// The key of a follower's record.
     fn node_key(&self) -> Option<String> {
         let name = self.targets(Who::Follower).first().map(|&at| self.nodes[at].host.name.clone())?;
         let events = self.observer.events();
@@ -341,11 +329,7 @@ impl Scene {
         Some(self.keys.node(&node.id()))
     }
 
-    /// Undoes what can be undone.
-    ///
-    /// # Errors
-    /// It cannot be.
-    pub async fn undo(&mut self, injected: Injected) -> Result<()> {
+    pub(crate) async fn undo(&mut self, injected: Injected) -> Result<()> {
         for undo in injected.0 {
             match undo {
                 Undo::Continue(pid) => send(pid, Signal::CONT),
@@ -379,8 +363,8 @@ impl Scene {
         Ok(())
     }
 
-    fn each(&self, who: Who, signal: impl Fn(&super::nodes::Node)) {
-        self.targets(who).into_iter().for_each(|at| signal(&self.nodes[at]));
+    fn processes(&self, process: Process, who: Who) -> Vec<u32> {
+        self.targets(who).into_iter().flat_map(|at| self.nodes[at].processes(process)).collect()
     }
 
     /// The nodes of `who` that run.

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 /// What a process may have, and might have before.
 #[derive(Debug)]
-pub struct Limit {
+pub(crate) struct Limit {
     pid: Pid,
     resource: Resource,
     before: Rlimit,
@@ -14,10 +14,7 @@ pub struct Limit {
 
 impl Limit {
     /// Lets a process have no more of this than it has now. There is no limit if it has ended.
-    ///
-    /// # Errors
-    /// The limit cannot be set.
-    pub fn at_what_it_has(pid: u32, resource: Resource) -> Result<Option<Limit>> {
+    pub(crate) fn at_what_it_has(pid: u32, resource: Resource) -> Result<Option<Limit>> {
         let Some(has) = has(pid, resource) else { return Ok(None) };
         let pid = Pid::from_raw(i32::try_from(pid)?).context("a process's id")?;
         // The most that may be asked for stays: without CAP_SYS_RESOURCE, as in a container, it could not be given back.
@@ -30,10 +27,7 @@ impl Limit {
     }
 
     /// Lets it have as much as before.
-    ///
-    /// # Errors
-    /// The limit cannot be set.
-    pub fn give_back(self) -> Result<()> {
+    pub(crate) fn give_back(self) -> Result<()> {
         match prlimit(Some(self.pid), self.resource, self.before) {
             Ok(_) | Err(Errno::SRCH) => Ok(()),
             Err(error) => Err(error).with_context(|| format!("let a process have more {:?} again", self.resource)),

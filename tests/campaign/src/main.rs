@@ -1,6 +1,46 @@
-//! The fault campaign: see `elastic_campaign`.
+//! The fault campaign: jobs of the built programs on hosts of their own. Each job has one fault injected at one stage of
+//! its life, and is judged by what an observer saw.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `fault` | the faults, as data |
+//! | `setting`, `training`, `secrets` | what jobs are made of: their workers, certificates, users |
+//! | `testbed` | what all jobs share; one job with one fault |
+//! | `scene` | a job, and the stages of its life |
+//! | `inject` | injecting a fault, and undoing it |
+//! | `hosts`, `names`, `disk`, `memory` | network namespaces, a name server, disks, memory that runs out |
+//! | `cluster`, `coordinator`, `nodes` | members of etcd, a coordinator, and agents, restarted as by systemd |
+//! | `soak`, `usage` | one long job with many faults, and what its processes use |
+//! | `history` | what the observer sees |
+//! | `checker` | the promises, decided from that alone |
+//! | `record` | the file of results |
 
-#![allow(clippy::print_stdout, clippy::print_stderr)]
+// A failed campaign panics, as tests do.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
+
+mod checker;
+mod cluster;
+mod coordinator;
+mod disk;
+mod fault;
+mod history;
+mod hosts;
+mod inject;
+mod limit;
+mod memory;
+mod names;
+mod nodes;
+#[cfg(test)]
+mod opener;
+mod record;
+mod scene;
+mod secrets;
+mod setting;
+mod soak;
+mod testbed;
+mod tracer;
+mod training;
+mod usage;
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,13 +49,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use elastic_campaign::fault::{self, Fault};
-use elastic_campaign::record::Record;
-use elastic_campaign::scene::Stage;
-use elastic_campaign::setting::Setting;
-use elastic_campaign::soak::{Soak, suits};
-use elastic_campaign::{JOB, Testbed};
 use tokio::signal::unix::{SignalKind, signal};
+
+use self::fault::Fault;
+use self::record::Record;
+use self::scene::Stage;
+use self::setting::Setting;
+use self::soak::{Soak, suits};
+use self::testbed::{JOB, Testbed};
 
 /// Injects faults into jobs of the built programs, each fault at each stage of a job's life, and checks every promise.
 ///
@@ -198,14 +239,24 @@ fn today() -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+async fn testbed(options: &Options) -> Result<(tempfile::TempDir, Testbed)> {
+    let temporary = tempfile::Builder::new().prefix("elastic-campaign-").tempdir()?;
+    let folder = options.keep.as_deref().unwrap_or(temporary.path());
+    std::fs::create_dir_all(folder)?;
+    let testbed = Testbed::new(folder, options.setting).await?;
+    Ok((temporary, testbed))
+}
+
+fn tell_where(options: &Options, temporary: tempfile::TempDir) {
+    let folder = options.keep.clone().unwrap_or_else(|| temporary.keep());
+    println!("the logs are in {}", folder.join("wrong").display());
+}
+
 async fn soak(options: &Options, lasts: Duration, faults: Vec<Fault>) -> Result<ExitCode> {
     if faults.is_empty() {
         bail!("none of these faults suits a soak");
     }
-    let temporary = tempfile::Builder::new().prefix("elastic-campaign-").tempdir()?;
-    let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
-    std::fs::create_dir_all(&folder)?;
-    let testbed = Testbed::new(&folder, options.setting).await?;
+    let (temporary, testbed) = testbed(options).await?;
     let soak = Soak { lasts, every: options.every, faults, seed: options.seed };
     let soaked = testbed.soak(&soak, |line| println!("{line}")).await?;
     println!("\n{}", soaked.tables());
@@ -214,16 +265,12 @@ async fn soak(options: &Options, lasts: Duration, faults: Vec<Fault>) -> Result<
     if soaked.broken.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    let folder = options.keep.clone().unwrap_or_else(|| temporary.keep());
-    println!("the logs are in {}", folder.join("wrong").display());
+    tell_where(options, temporary);
     Ok(ExitCode::FAILURE)
 }
 
 async fn run_all(options: &Options, jobs: &[(&Fault, Stage)]) -> Result<ExitCode> {
-    let temporary = tempfile::Builder::new().prefix("elastic-campaign-").tempdir()?;
-    let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
-    std::fs::create_dir_all(&folder)?;
-    let testbed = Testbed::new(&folder, options.setting).await?;
+    let (temporary, testbed) = testbed(options).await?;
     let (mut wrong, mut failed) = (0, 0);
     for (at, (fault, stage)) in jobs.iter().enumerate() {
         let place = format!("{}/{} {} · {}", at + 1, jobs.len(), fault.name, stage.name());
@@ -250,8 +297,7 @@ async fn run_all(options: &Options, jobs: &[(&Fault, Stage)]) -> Result<ExitCode
     }
     println!("{} jobs, {wrong} with a broken promise, {failed} that could not be run", jobs.len());
     if wrong > 0 {
-        let folder = options.keep.clone().unwrap_or_else(|| temporary.keep());
-        println!("the logs are in {}", folder.join("wrong").display());
+        tell_where(options, temporary);
     }
     Ok(if wrong + failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,8 +1,7 @@
 //! Memory that runs out: a control group that a process is put into beside one that asks for more than there is. The
 //! kernel then ends the largest.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use elastic_tests::prelude::*;
 
 use anyhow::{Context, Result};
 
@@ -12,9 +11,8 @@ const LIMIT: &str = "2097152";
 /// Becomes a member of the group, and asks for eight times as much.
 const ASKS: &str = r#"echo $$ > "$0/cgroup.procs" && head -c 16M /dev/zero | tail -c 16M > /dev/null"#;
 
-/// A process's control group.
 #[derive(Debug)]
-pub struct Cage {
+pub(crate) struct Cage {
     parent: PathBuf,
     own: PathBuf,
     limit: &'static str,
@@ -24,10 +22,7 @@ pub struct Cage {
 
 impl Cage {
     /// Has the kernel end this process, for want of memory.
-    ///
-    /// # Errors
-    /// This machine has no control groups for memory, or this process may not make them.
-    pub fn around(pid: u32) -> Result<Cage> {
+    pub(crate) fn around(pid: u32) -> Result<Cage> {
         let (old, new) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cgroup"));
         let (parent, limit, unlimited) = if old.is_dir() {
             (old, "memory.limit_in_bytes", "-1")

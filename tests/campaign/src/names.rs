@@ -1,16 +1,13 @@
 //! A name server that answers, fails, is late, or is wrong.
 
-use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::PoisonError;
 
 use anyhow::{Context, Result};
+use elastic_tests::prelude::*;
 
-/// How it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answers {
-    /// As it should.
+pub(crate) enum Answers {
     Right,
     /// With `SERVFAIL`.
     Failure,
@@ -18,7 +15,6 @@ pub enum Answers {
     Unknown,
     /// Not at all.
     None,
-    /// After this time.
     Late(Duration),
     /// With an address that no host has.
     Wrong,
@@ -26,18 +22,14 @@ pub enum Answers {
 
 /// Serves names on port 53 of all of this namespace's addresses, for as long as the process lives.
 #[derive(Debug, Clone)]
-pub struct Names {
+pub(crate) struct Names {
     answers: Arc<Mutex<Answers>>,
 }
 
 const NOBODY: Ipv4Addr = Ipv4Addr::new(10, 88, 250, 2);
 
 impl Names {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// The port is taken, or this process may not bind it.
-    pub fn serve(known: BTreeMap<String, Ipv4Addr>) -> Result<Names> {
+    pub(crate) fn serve(known: BTreeMap<String, Ipv4Addr>) -> Result<Names> {
         let socket = UdpSocket::bind("0.0.0.0:53").context("serve names")?;
         let names = Names { answers: Arc::new(Mutex::new(Answers::Right)) };
         let answers = Arc::clone(&names.answers);
@@ -57,7 +49,7 @@ impl Names {
     }
 
     /// From now on it answers like this.
-    pub fn answer(&self, answers: Answers) {
+    pub(crate) fn answer(&self, answers: Answers) {
         *self.answers.lock().unwrap_or_else(PoisonError::into_inner) = answers;
     }
 }

@@ -1,13 +1,10 @@
 //! Nodes: an agent on each host, started again as systemd would, and its processes.
 
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use elastic_tests::processes::{Process as Running, binary, remove_settings};
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
+use elastic_tests::processes::Process as Running;
 
 use super::disk::Disk;
 use super::hosts::{Host, send};
@@ -19,24 +16,20 @@ const FINAL: [i32; 4] = [0, 3, 4, 5];
 /// How long the service manager waits before it starts an agent again.
 const RESTART_AFTER: Duration = Duration::from_millis(500);
 
-/// A process of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Process {
-    /// The agent itself.
+pub(crate) enum Process {
     Agent,
     /// What ends the workers with the agent.
     Guard,
-    /// Its worker.
     Worker,
 }
 
 /// A node of the job, with a disk for its logs and runtime files.
 #[derive(Debug)]
-pub struct Node {
+pub(crate) struct Node {
     /// Its host; its name is the node's too.
-    pub host: Host,
-    /// Where logs and runtime files lie.
-    pub disk: Disk,
+    pub(crate) host: Host,
+    pub(crate) disk: Disk,
     /// Words after `elastic-agent`.
     words: Vec<String>,
     clock: Option<(PathBuf, PathBuf)>,
@@ -53,10 +46,13 @@ pub struct Node {
 impl Node {
     /// A node that is not started yet, and whose agent is started again so often. `clock` is the library that sets the
     /// wall clock of what runs there.
-    ///
-    /// # Errors
-    /// There is no disk available.
-    pub fn new(host: Host, folder: &Path, words: Vec<String>, restarts: u32, clock: Option<&Path>) -> Result<Node> {
+    pub(crate) fn new(
+        host: Host,
+        folder: &Path,
+        words: Vec<String>,
+        restarts: u32,
+        clock: Option<&Path>,
+    ) -> Result<Node> {
         let disk = Disk::new(&folder.join(format!("disk-{}", host.name)), 24)?;
         for name in ["run", "logs", "tmp"] {
             std::fs::create_dir_all(disk.path().join(name))?;
@@ -70,10 +66,7 @@ impl Node {
     }
 
     /// Starts its agent, and from now on again when it fails.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn start(&mut self) -> Result<()> {
+    pub(crate) fn start(&mut self) -> Result<()> {
         self.wanted = true;
         self.starts += 1;
         self.ended = None;
@@ -97,20 +90,14 @@ impl Node {
     }
 
     /// Sets the wall clock of all that runs here so many seconds ahead.
-    ///
-    /// # Errors
-    /// The host has no clock of its own.
-    pub fn set_clock(&self, ahead: i64) -> Result<()> {
+    pub(crate) fn set_clock(&self, ahead: i64) -> Result<()> {
         let (_, offset) = self.clock.as_ref().context("a clock of its own")?;
         let file = std::fs::File::options().write(true).open(offset)?;
         Ok(file.write_all_at(&ahead.to_ne_bytes(), 0)?)
     }
 
     /// Does what a service manager does: sees that the agent has ended, and starts it again, but not for ever.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn tend(&mut self) -> Result<()> {
+    pub(crate) fn tend(&mut self) -> Result<()> {
         if let Some(code) = self.agent.as_mut().and_then(Running::ended) {
             (self.agent, self.ended) = (None, Some((code, Instant::now())));
         }
@@ -124,10 +111,7 @@ impl Node {
     }
 
     /// Does what its operator's timer does: of the logs of its agents, one after the other, those of the last two stay.
-    ///
-    /// # Errors
-    /// They cannot be read or removed.
-    pub fn tidy(&self) -> Result<()> {
+    pub(crate) fn tidy(&self) -> Result<()> {
         let folders = std::fs::read_dir(self.disk.path().join("logs"))?;
         let dated = folders.map(|folder| folder.and_then(|folder| Ok((folder.metadata()?.created()?, folder.path()))));
         let mut dated = dated.collect::<std::io::Result<Vec<_>>>()?;
@@ -137,28 +121,26 @@ impl Node {
     }
 
     /// From now on it is not started again.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.wanted = false;
     }
 
     /// The exit code of its agent, if that has ended for good.
-    pub fn end(&self) -> Option<i32> {
+    pub(crate) fn end(&self) -> Option<i32> {
         let (code, _) = self.ended?;
         (!self.wanted || FINAL.contains(&code)).then_some(code)
     }
 
-    /// Whether it has ever been started.
-    pub fn has_started(&self) -> bool {
+    pub(crate) fn has_started(&self) -> bool {
         self.starts > 0
     }
 
-    /// Whether its agent runs.
-    pub fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         self.agent.is_some()
     }
 
     /// Ids of the node's processes of this kind.
-    pub fn processes(&self, which: Process) -> Vec<u32> {
+    pub(crate) fn processes(&self, which: Process) -> Vec<u32> {
         let agent: Vec<u32> = self.agent.iter().map(Running::pid).collect();
         let below = |pids: Vec<u32>| pids.into_iter().flat_map(children).collect();
         match which {
@@ -168,13 +150,11 @@ impl Node {
         }
     }
 
-    /// Sends a signal to these processes.
-    pub fn signal(&self, which: Process, signal: Signal) {
+    pub(crate) fn signal(&self, which: Process, signal: Signal) {
         self.processes(which).into_iter().for_each(|pid| send(pid, signal));
     }
 
-    /// All that its agent has written.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         let bytes = std::fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }

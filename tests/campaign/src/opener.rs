@@ -23,7 +23,6 @@ impl Opener {
         self.child.id()
     }
 
-    /// Whether it can open a file.
     pub(super) fn opens(&mut self) -> bool {
         self.ask.write_all(b"?\n").unwrap();
         self.answers.next().unwrap().unwrap() == "yes"

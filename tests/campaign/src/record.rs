@@ -1,39 +1,32 @@
 //! The record of results: one JSON file for all settings, with one fault in each line.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::path::Path;
 
 use anyhow::{Context, Result};
+use elastic_tests::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::Outcome;
 use super::scene::Stage;
+use super::testbed::Outcome;
 
-/// The results of a setting.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SettingRecord {
-    /// The day of the newest result.
-    pub date: String,
+pub(crate) struct SettingRecord {
+    pub(crate) date: String,
     /// The stages at which faults were injected, in the order of a job's life.
-    pub stages: Vec<String>,
+    pub(crate) stages: Vec<String>,
     /// By fault and stage: the longest time without a step in seconds, how the job ended if it did not succeed, and
     /// `broken` if a promise was broken.
-    pub faults: BTreeMap<String, BTreeMap<String, String>>,
+    pub(crate) faults: BTreeMap<String, BTreeMap<String, String>>,
 }
 
 /// The results of all settings, by the setting's name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record(pub BTreeMap<String, SettingRecord>);
+pub(crate) struct Record(pub BTreeMap<String, SettingRecord>);
 
 impl Record {
     /// Reads a file. A file that does not exist has no results.
-    ///
-    /// # Errors
-    /// The file cannot be read, or holds something else.
-    pub fn read(path: &Path) -> Result<Record> {
+    pub(crate) fn read(path: &Path) -> Result<Record> {
         match std::fs::read_to_string(path) {
             Ok(text) => serde_json::from_str(&text).with_context(|| format!("read {}", path.display())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Record::default()),
@@ -42,10 +35,7 @@ impl Record {
     }
 
     /// Changes a file. Several campaigns may do so at the same time.
-    ///
-    /// # Errors
-    /// The file cannot be read or written.
-    pub fn change(path: &Path, change: impl FnOnce(&mut Record)) -> Result<()> {
+    pub(crate) fn change(path: &Path, change: impl FnOnce(&mut Record)) -> Result<()> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
         let mut file = file.with_context(|| format!("open {}", path.display()))?;
         file.lock()?;
@@ -62,27 +52,23 @@ impl Record {
         Ok(file.write_all(record.text()?.as_bytes())?)
     }
 
-    /// Whether it has a result.
-    pub fn has(&self, setting: &str, fault: &str, stage: Stage) -> bool {
+    pub(crate) fn has(&self, setting: &str, fault: &str, stage: Stage) -> bool {
         let faults = self.0.get(setting).and_then(|record| record.faults.get(fault));
         faults.is_some_and(|stages| stages.contains_key(stage.name()))
     }
 
-    /// Removes a result.
-    pub fn forget(&mut self, setting: &str, fault: &str, stage: Stage) {
+    pub(crate) fn forget(&mut self, setting: &str, fault: &str, stage: Stage) {
         let faults = self.0.get_mut(setting).and_then(|record| record.faults.get_mut(fault));
         faults.map(|stages| stages.remove(stage.name()));
     }
 
-    /// Adds a result, or replaces it.
-    pub fn add(&mut self, setting: &str, fault: &str, stage: Stage, date: &str, outcome: &Outcome) {
+    pub(crate) fn add(&mut self, setting: &str, fault: &str, stage: Stage, date: &str, outcome: &Outcome) {
         let record = self.0.entry(setting.to_owned()).or_default();
         record.date = date.to_owned();
         record.stages = Stage::ALL.map(|stage| stage.name().to_owned()).to_vec();
         record.faults.entry(fault.to_owned()).or_default().insert(stage.name().to_owned(), outcome.result());
     }
 
-    /// The file's text.
     fn text(&self) -> Result<String> {
         let mut settings = Vec::new();
         for (name, record) in &self.0 {
@@ -106,7 +92,7 @@ impl Record {
     }
 
     /// One line for each setting: how its jobs ended, and the longest pause.
-    pub fn summary(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         let mut text = String::new();
         for (name, record) in &self.0 {
             let mut ends: BTreeMap<&str, usize> = BTreeMap::new();

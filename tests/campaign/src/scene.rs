@@ -1,10 +1,8 @@
 //! One job on three hosts, with etcd on three others, and the stages of its life at which faults are injected.
 
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result, bail};
-use elastic_rendezvous::job::{Keys, Phase as Says, RoundState};
+use elastic_rendezvous::job::{Phase as Says, RoundState};
+use elastic_tests::prelude::*;
 
 use super::cluster::Cluster;
 use super::coordinator::Coordinator;
@@ -19,30 +17,23 @@ use super::secrets::Secrets;
 use super::setting::Setting;
 use super::training::Run;
 
-/// A stage of a job's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// Two of three nodes wait for a place; the third starts while the fault lasts.
     Joining,
-    /// The first round is being formed.
     Sealing,
-    /// It is sealed: workers start.
     Starting,
-    /// Workers train.
     Running,
     /// A third node comes, and the workers of the others come to rest.
     Quiescing,
     /// A snapshot goes to the agent's memory.
     Snapshot,
-    /// A checkpoint is written.
     Checkpoint,
-    /// The first node is done.
     Finishing,
 }
 
 impl Stage {
-    /// All, in order.
-    pub const ALL: [Stage; 8] = [
+    pub(crate) const ALL: [Stage; 8] = [
         Stage::Joining,
         Stage::Sealing,
         Stage::Starting,
@@ -53,8 +44,7 @@ impl Stage {
         Stage::Finishing,
     ];
 
-    /// Its name.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Stage::Joining => "joining",
             Stage::Sealing => "sealing",
@@ -68,13 +58,11 @@ impl Stage {
     }
 }
 
-/// How a job is run.
 #[derive(Debug, Clone, Copy)]
-pub struct Course {
+pub(crate) struct Course {
     last_call: &'static str,
     /// Whether its hosts have wall clocks of their own.
     wall_clock: bool,
-    /// Whether a coordinator leads it.
     coordinator: bool,
     /// Restarts that it has, and each node's agent.
     restarts: u32,
@@ -86,13 +74,13 @@ pub struct Course {
 
 impl Course {
     /// A job that has a fault at this stage, and comes to its end.
-    pub fn to_its_end(stage: Stage, wall_clock: bool, coordinator: bool) -> Course {
+    pub(crate) fn to_its_end(stage: Stage, wall_clock: bool, coordinator: bool) -> Course {
         let last_call = if stage == Stage::Joining { "3s" } else { "300ms" };
         Course { last_call, wall_clock, coordinator, restarts: 5, epochs: None, flags: &[] }
     }
 
     /// A job that a coordinator leads, and that is ended by its operator.
-    pub fn endless() -> Course {
+    pub(crate) fn endless() -> Course {
         const MANY: u32 = 1_000_000;
         let flags = &["--log-attempts=4"];
         Course { last_call: "300ms", wall_clock: false, coordinator: true, restarts: MANY, epochs: Some(MANY), flags }
@@ -103,7 +91,7 @@ impl Course {
 const REACHED: Duration = Duration::from_secs(60);
 
 /// The longest that nothing may happen when a fault has ended.
-pub const STUCK: Duration = Duration::from_secs(30);
+pub(crate) const STUCK: Duration = Duration::from_secs(30);
 
 /// The longest that a job may take to end.
 const OVER: Duration = Duration::from_secs(150);
@@ -112,56 +100,42 @@ const OVER: Duration = Duration::from_secs(150);
 const PERIOD: Duration = Duration::from_millis(2);
 
 /// A job with all that it needs.
-pub struct Scene {
-    /// Its nodes.
-    pub nodes: Vec<Node>,
+pub(crate) struct Scene {
+    pub(crate) nodes: Vec<Node>,
     /// Its leader, where that is no node.
-    pub coordinator: Option<Coordinator>,
-    /// Its etcd.
-    pub cluster: Cluster,
+    pub(crate) coordinator: Option<Coordinator>,
+    pub(crate) cluster: Cluster,
     /// The disk with its checkpoints, which all nodes share.
-    pub checkpoints: Disk,
-    /// The name server of all hosts.
-    pub names: Names,
-    /// Sees what happens.
-    pub observer: Observer,
-    /// Its keys.
-    pub keys: Keys,
+    pub(crate) checkpoints: Disk,
+    pub(crate) names: Names,
+    pub(crate) observer: Observer,
+    pub(crate) keys: Keys,
     /// The node that counts as the leader, whichever node leads.
-    pub spared: Option<usize>,
-    /// Hosts that never come back.
-    pub lost: Vec<usize>,
+    pub(crate) spared: Option<usize>,
+    pub(crate) lost: Vec<usize>,
     /// Nodes to start again as soon as they have left.
-    pub again: Vec<usize>,
+    pub(crate) again: Vec<usize>,
     /// The next release of etcd, where there is one.
-    pub newer_etcd: Option<PathBuf>,
-    /// Steps of its training.
-    pub steps: u64,
-    /// Everything that it writes.
-    pub folder: PathBuf,
+    pub(crate) newer_etcd: Option<PathBuf>,
+    pub(crate) steps: u64,
+    pub(crate) folder: PathBuf,
 }
 
-/// How a job ended.
 #[derive(Debug)]
-pub struct Ended {
+pub(crate) struct Ended {
     /// Exit codes of the agents, by node; none: it was lost.
-    pub codes: Vec<Option<i32>>,
-    /// Processes that are left.
-    pub left: Vec<u32>,
-    /// What went wrong on the way.
-    pub trouble: Option<String>,
+    pub(crate) codes: Vec<Option<i32>>,
+    pub(crate) left: Vec<u32>,
+    pub(crate) trouble: Option<String>,
     /// The longest time without a step, after the fault began.
-    pub pause: Duration,
+    pub(crate) pause: Duration,
     /// The time from the fault's end to the job's.
-    pub after: Duration,
+    pub(crate) after: Duration,
 }
 
 impl Scene {
     /// Prepares a job: etcd runs, no agent does.
-    ///
-    /// # Errors
-    /// The machine lacks something.
-    pub async fn new(testbed: &super::Testbed, folder: &Path, course: Course) -> Result<Scene> {
+    pub(crate) async fn new(testbed: &super::testbed::Testbed, folder: &Path, course: Course) -> Result<Scene> {
         std::fs::create_dir_all(folder)?;
         let called = testbed.store.iter().flat_map(|host| [host.name.clone(), host.address()]);
         let secrets =
@@ -225,10 +199,7 @@ impl Scene {
     }
 
     /// Starts what the stage needs, and waits for it. `chance` moves the time within stages that last.
-    ///
-    /// # Errors
-    /// The stage is not reached.
-    pub async fn reach(&mut self, stage: Stage, chance: u64) -> Result<()> {
+    pub(crate) async fn reach(&mut self, stage: Stage, chance: u64) -> Result<()> {
         let begins = match stage {
             Stage::Joining | Stage::Quiescing => 2,
             _ => 3,
@@ -269,10 +240,7 @@ impl Scene {
     }
 
     /// Injects the fault and undoes it after its time. Returns when it began and when it ended, since the job began.
-    ///
-    /// # Errors
-    /// It cannot be done or undone.
-    pub async fn suffer(&mut self, fault: &Fault) -> Result<(Duration, Duration)> {
+    pub(crate) async fn suffer(&mut self, fault: &Fault) -> Result<(Duration, Duration)> {
         let mut injected = Injected::default();
         let began = self.observer.elapsed();
         for action in &fault.actions {
@@ -295,7 +263,7 @@ impl Scene {
     }
 
     /// Waits for the end of the job, and of all agents.
-    pub async fn end(&mut self, began: Duration, ended: Duration) -> Ended {
+    pub(crate) async fn end(&mut self, began: Duration, ended: Duration) -> Ended {
         let trouble = self.over(ended).await.err().map(|error| format!("{error:#}"));
         let end = self.observer.elapsed();
         let codes = self.nodes.iter().map(super::nodes::Node::end).collect();

@@ -1,11 +1,7 @@
 //! What a job needs where nothing is spoken in the open: certificates, users of etcd, and tokens that soon end.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-
 use anyhow::{Context, Result};
-use elastic_tests::etcd::Certs;
+use elastic_tests::prelude::*;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions};
 
 /// How long a token lasts, so that many end in each job.
@@ -15,28 +11,22 @@ const TOKEN: &str = "3s";
 const USER: &str = "elastic";
 const ROOT: &str = "root";
 
-/// Whose certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Holder {
-    /// The members of etcd.
+pub(crate) enum Holder {
     Store,
     /// The nodes: one certificate, for etcd and for each other.
     Nodes,
 }
 
-/// Made for one job.
 #[derive(Clone)]
-pub struct Secrets {
+pub(crate) struct Secrets {
     certs: Arc<Certs>,
     folder: PathBuf,
 }
 
 impl Secrets {
     /// An authority, and certificates: etcd's members have these names and addresses.
-    ///
-    /// # Errors
-    /// They cannot be written.
-    pub fn new(folder: &Path, members: Vec<String>) -> Result<Secrets> {
+    pub(crate) fn new(folder: &Path, members: Vec<String>) -> Result<Secrets> {
         let secrets = Secrets { certs: Arc::new(Certs::of_hosts(members)), folder: folder.to_owned() };
         for name in [USER, "tokens"] {
             std::fs::write(secrets.file(name), format!("the secret of {name}"))?;
@@ -48,8 +38,7 @@ impl Secrets {
         self.folder.join(format!("secret-{name}"))
     }
 
-    /// Flags of a member of etcd.
-    pub fn of_a_member(&self) -> Vec<String> {
+    pub(crate) fn of_a_member(&self) -> Vec<String> {
         let Certs { ca, server: (certificate, key), .. } = &*self.certs;
         let flag = |name: &str, file: &Path| format!("--{name}={}", file.display());
         let tokens = self.file("tokens");
@@ -64,14 +53,13 @@ impl Secrets {
     }
 
     /// What an agent's `--rdzv-conf` says.
-    pub fn of_an_agent(&self) -> String {
+    pub(crate) fn of_an_agent(&self) -> String {
         let Certs { ca, client: (certificate, key), .. } = &*self.certs;
         let (ca, certificate, key) = (ca.display(), certificate.display(), key.display());
         format!("cacert={ca},cert={certificate},key={key},user={USER},password_file={}", self.file(USER).display())
     }
 
-    /// Flags of a coordinator.
-    pub fn of_a_coordinator(&self) -> Vec<String> {
+    pub(crate) fn of_a_coordinator(&self) -> Vec<String> {
         self.of_an_agent()
             .split(',')
             .map(|setting| format!("--{}", setting.replace("password_file", "password-file")))
@@ -79,7 +67,7 @@ impl Secrets {
     }
 
     /// Flags of agents and coordinators for their own connections.
-    pub fn of_a_peer(&self) -> Vec<String> {
+    pub(crate) fn of_a_peer(&self) -> Vec<String> {
         let Certs { ca, client: (certificate, key), .. } = &*self.certs;
         [("cert", certificate), ("key", key), ("ca", ca)]
             .map(|(name, file)| format!("--peer-{name}={}", file.display()))
@@ -87,10 +75,7 @@ impl Secrets {
     }
 
     /// What the campaign itself connects with: as the user root, once etcd asks who it is.
-    ///
-    /// # Errors
-    /// A file cannot be read.
-    pub fn connect_with(&self, options: ConnectOptions, as_root: bool) -> Result<ConnectOptions> {
+    pub(crate) fn connect_with(&self, options: ConnectOptions, as_root: bool) -> Result<ConnectOptions> {
         let read = |file: &Path| std::fs::read(file).with_context(|| format!("read {}", file.display()));
         let Certs { ca, client: (certificate, key), .. } = &*self.certs;
         let identity = Identity::from_pem(read(certificate)?, read(key)?);
@@ -100,10 +85,7 @@ impl Secrets {
     }
 
     /// Makes the users, and has etcd ask for them from now on.
-    ///
-    /// # Errors
-    /// etcd does not.
-    pub async fn ask_for_users(&self, client: &mut Client) -> Result<()> {
+    pub(crate) async fn ask_for_users(&self, client: &mut Client) -> Result<()> {
         let password = std::fs::read_to_string(self.file(USER))?;
         for (user, password) in [(ROOT, ROOT), (USER, password.as_str())] {
             client.user_add(user, password, None).await?;
@@ -117,10 +99,7 @@ impl Secrets {
     }
 
     /// Takes the job's user its rights, or gives them back.
-    ///
-    /// # Errors
-    /// etcd does not.
-    pub async fn rights(&self, client: &mut Client, yes: bool) -> Result<()> {
+    pub(crate) async fn rights(&self, client: &mut Client, yes: bool) -> Result<()> {
         if yes {
             client.user_grant_role(USER, USER).await?;
         } else {
@@ -130,16 +109,13 @@ impl Secrets {
     }
 
     /// Has etcd forget all tokens: setting a password does, also the same one.
-    ///
-    /// # Errors
-    /// etcd does not.
-    pub async fn forget_tokens(&self, client: &mut Client) -> Result<()> {
+    pub(crate) async fn forget_tokens(&self, client: &mut Client) -> Result<()> {
         client.user_change_password(USER, std::fs::read_to_string(self.file(USER))?).await?;
         Ok(())
     }
 
     /// Makes certificates again: one that has ended, or one that has not.
-    pub fn renew(&self, holder: Holder, ended: bool) {
+    pub(crate) fn renew(&self, holder: Holder, ended: bool) {
         const HOUR: Duration = Duration::from_secs(3600);
         let until = if ended { SystemTime::now() - HOUR } else { SystemTime::now() + 24 * HOUR };
         match holder {

@@ -5,20 +5,19 @@
 //! with each round or fault shows in them. So faults that end processes are injected into the other nodes.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use elastic_rendezvous::job::RoundState;
 use elastic_rendezvous::job::history::KEPT;
-use elastic_tests::percentile::percentile;
+use elastic_tests::prelude::*;
 use etcd_client::GetOptions;
 
-use super::Testbed;
 use super::checker::{self, Broken};
 use super::coordinator::Coordinator;
 use super::fault::{self, Action, Fault, Who};
 use super::nodes::{Node, Process};
 use super::scene::{Course, Scene, pause};
+use super::testbed::Testbed;
 use super::usage::{Sample, Trend, trends};
 
 /// The longest until the job is whole after a fault's end.
@@ -36,46 +35,36 @@ const COMPACTED: usize = 10;
 /// Rounds after which an agent holds as many ports as it ever does: those of its last 64.
 const AGED: u64 = 70;
 
-/// What is done to the job.
-pub struct Soak {
-    /// How long.
-    pub lasts: Duration,
+pub(crate) struct Soak {
+    pub(crate) lasts: Duration,
     /// From one recovery to the next fault.
-    pub every: Duration,
-    /// Which faults, drawn in turn.
-    pub faults: Vec<Fault>,
-    /// Draws them.
-    pub seed: u64,
+    pub(crate) every: Duration,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) seed: u64,
 }
 
 /// One fault, and how the job came back.
 #[derive(Debug, Clone)]
-pub struct Recovery {
-    /// The fault's name.
-    pub fault: String,
+pub(crate) struct Recovery {
+    pub(crate) fault: String,
     /// Seconds without a step, at most, after the fault began.
-    pub pause_s: f64,
+    pub(crate) pause_s: f64,
     /// Seconds from the fault's end to the first step with all nodes.
-    pub whole_s: f64,
+    pub(crate) whole_s: f64,
 }
 
-/// The results.
 #[derive(Debug, Default)]
-pub struct Soaked {
-    /// Each fault.
-    pub recoveries: Vec<Recovery>,
+pub(crate) struct Soaked {
+    pub(crate) recoveries: Vec<Recovery>,
     /// What was in use, each time that the job was whole.
-    pub samples: Vec<Sample>,
-    /// Promises that were broken.
-    pub broken: Vec<String>,
-    /// Steps of the training.
-    pub steps: u64,
-    /// Rounds that it took.
-    pub rounds: u64,
+    pub(crate) samples: Vec<Sample>,
+    pub(crate) broken: Vec<String>,
+    pub(crate) steps: u64,
+    pub(crate) rounds: u64,
 }
 
 /// Whether this can be injected into an endless job many times, and its first node's processes stay.
-pub fn suits(fault: &Fault) -> bool {
+pub(crate) fn suits(fault: &Fault) -> bool {
     let lasting = |action: &Action| match action {
         Action::Kill(_, who)
         | Action::Reset(who)
@@ -91,10 +80,7 @@ pub fn suits(fault: &Fault) -> bool {
 
 impl Testbed {
     /// Has a job suffer. `tell` is given a line for each fault.
-    ///
-    /// # Errors
-    /// The job does not begin, or a fault cannot be done.
-    pub async fn soak(&self, soak: &Soak, mut tell: impl FnMut(&str)) -> Result<Soaked> {
+    pub(crate) async fn soak(&self, soak: &Soak, mut tell: impl FnMut(&str)) -> Result<Soaked> {
         let folder = self.folder.join("job");
         let _ = std::fs::remove_dir_all(&folder);
         let mut scene = Scene::new(self, &folder, Course::endless()).await?;
@@ -249,7 +235,7 @@ impl Soaked {
     }
 
     /// Two tables: of recoveries by fault, and of what was in use.
-    pub fn tables(&self) -> String {
+    pub(crate) fn tables(&self) -> String {
         let mut text = String::from(
             "| fault | times | without a step: median, 99 %, most | whole after: median, 99 %, most |\n\
              |---|---|---|---|\n",

@@ -1,26 +1,20 @@
 //! System calls that fail or are slow.
 
 use std::fs::DirEntry;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use super::hosts::send;
 
 /// An `strace` that has system calls of a process do as it says, until it is dropped.
 #[derive(Debug)]
-pub struct Tracer(Child);
+pub(crate) struct Tracer(Child);
 
 impl Tracer {
     /// Has system calls of this process, of its threads and of its children fail or be slow, as `strace --inject` takes
     /// it. There is none if the process has ended.
-    ///
-    /// # Errors
-    /// There is no `strace`, or it may not trace.
-    pub async fn attach(pid: u32, what: &str) -> Result<Option<Tracer>> {
+    pub(crate) async fn attach(pid: u32, what: &str) -> Result<Option<Tracer>> {
         let calls = what.split(':').next().unwrap_or_default();
         let mut command = Command::new("strace");
         command.args(["-q", "-q", "-f", "-p", &pid.to_string(), "-o", "/dev/null"]);

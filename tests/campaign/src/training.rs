@@ -1,20 +1,14 @@
 //! What a job of the campaign trains with, and what that shows when nothing disturbs it.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-
 use anyhow::{Context, Result, bail};
-use elastic_rendezvous::job::Keys;
-use elastic_tests::processes::{binary, remove_settings};
-use elastic_tests::torch::{Torch, script};
+use elastic_tests::prelude::*;
 
 use super::checker::{self, Broken, Results};
 use super::cluster::Reach;
 use super::history::{Events, Observer};
 
-/// The workers' program.
 #[derive(Debug, Clone)]
-pub enum Training {
+pub(crate) enum Training {
     /// `elastic-trainer`.
     Trainer,
     /// `tests/pytorch/trains_in_campaign.py`, by this Python.
@@ -23,26 +17,20 @@ pub enum Training {
 
 /// Where a training writes, and for how long it trains.
 #[derive(Debug, Clone)]
-pub struct Run {
-    /// Epochs.
-    pub epochs: u32,
-    /// Its record of steps.
-    pub trace: PathBuf,
+pub(crate) struct Run {
+    pub(crate) epochs: u32,
+    pub(crate) trace: PathBuf,
     /// The folder with its checkpoints, if it is to have any.
-    pub checkpoints: Option<PathBuf>,
+    pub(crate) checkpoints: Option<PathBuf>,
 }
 
 impl Training {
-    /// PyTorch's.
-    ///
-    /// # Errors
-    /// There is no PyTorch.
-    pub fn pytorch() -> Result<Training> {
+    pub(crate) fn pytorch() -> Result<Training> {
         Ok(Training::PyTorch(Torch::find().context("no Python that has PyTorch")?))
     }
 
     /// Epochs of a job that comes to its end: enough for a node to come meanwhile, which takes PyTorch's longer.
-    pub fn epochs(&self) -> u32 {
+    pub(crate) fn epochs(&self) -> u32 {
         match self {
             Training::Trainer => 5,
             Training::PyTorch(_) => 15,
@@ -50,12 +38,12 @@ impl Training {
     }
 
     /// Further flags of agents: PyTorch's workers begin with seconds of imports, which `--warm-up` does ahead.
-    pub fn flags(&self) -> Option<String> {
+    pub(crate) fn flags(&self) -> Option<String> {
         matches!(self, Training::PyTorch(_)).then(|| "--warm-up=60".into())
     }
 
     /// The command line that an agent runs.
-    pub fn words(&self, run: &Run) -> Vec<String> {
+    pub(crate) fn words(&self, run: &Run) -> Vec<String> {
         let mut words = match self {
             Training::Trainer => {
                 let of_snapshots = ["--snapshot-every=1", "--checkpoint-every=25", "--peer-timeout=6", "--device=cpu"];
@@ -79,10 +67,7 @@ impl Training {
     }
 
     /// The results of one worker that nothing disturbs.
-    ///
-    /// # Errors
-    /// It does not end well.
-    pub async fn undisturbed(&self, folder: &Path) -> Result<Results> {
+    pub(crate) async fn undisturbed(&self, folder: &Path) -> Result<Results> {
         let run = Run { epochs: self.epochs(), trace: folder.join("undisturbed"), checkpoints: None };
         let mut command = Command::new(binary("elastic-agent"));
         remove_settings(&mut command);
@@ -99,7 +84,7 @@ impl Training {
 
     /// Checkpoints that are not whole. One of the trainer's whose save was cut short counts as none; of PyTorch's the
     /// committed one counts.
-    pub fn spoilt(&self, folder: &Path, events: &Events) -> Option<Broken> {
+    pub(crate) fn spoilt(&self, folder: &Path, events: &Events) -> Option<Broken> {
         match self {
             Training::Trainer => {
                 let verify = ["checkpoint", "verify"];

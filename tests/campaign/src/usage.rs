@@ -1,18 +1,15 @@
 //! What the processes of a job use, and whether that grows. Memory is what a process has for itself alone: what files and
 //! shared memory it has mapped is not counted.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use elastic_tests::percentile::percentile;
+use elastic_tests::prelude::*;
 
 /// What was in use at one time, by name: `agent memory KiB`. Of several processes of a kind, the one with the most.
 #[derive(Debug, Clone, Default)]
-pub struct Sample(pub BTreeMap<String, f64>);
+pub(crate) struct Sample(pub BTreeMap<String, f64>);
 
 impl Sample {
     /// Adds what this process uses. One that has ended uses nothing.
-    pub fn process(&mut self, kind: &str, pid: u32) {
+    pub(crate) fn process(&mut self, kind: &str, pid: u32) {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let number = |name: &str| -> Option<f64> {
             let line = status.lines().find(|line| line.starts_with(name))?;
@@ -27,14 +24,13 @@ impl Sample {
     }
 
     /// Adds how many files there are below a folder, and their size.
-    pub fn folder(&mut self, kind: &str, folder: &Path) {
+    pub(crate) fn folder(&mut self, kind: &str, folder: &Path) {
         let (files, bytes) = within(folder);
         self.at_most(&format!("{kind} files"), files);
         self.at_most(&format!("{kind} KiB"), bytes / 1024.0);
     }
 
-    /// Adds a number.
-    pub fn at_most(&mut self, name: &str, used: f64) {
+    pub(crate) fn at_most(&mut self, name: &str, used: f64) {
         let most = self.0.entry(name.to_owned()).or_default();
         *most = most.max(used);
     }
@@ -50,17 +46,13 @@ fn within(folder: &Path) -> (f64, f64) {
     sum
 }
 
-/// How something was used over time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Trend {
-    /// What.
-    pub name: String,
+pub(crate) struct Trend {
+    pub(crate) name: String,
     /// The median of the second quarter of the time. The first is for what is filled once.
-    pub before: f64,
-    /// The median of the last quarter.
-    pub after: f64,
-    /// The most.
-    pub most: f64,
+    pub(crate) before: f64,
+    pub(crate) after: f64,
+    pub(crate) most: f64,
     /// The most in the first half of the time. What has a bound goes up and down below that; a leak goes above it.
     most_before: f64,
 }
@@ -68,7 +60,7 @@ pub struct Trend {
 impl Trend {
     /// Whether it has grown by more than chance explains: by a tenth, and by what may be taken at any time. etcd's
     /// collector of garbage lets its memory go up and down by some MiB.
-    pub fn grows(&self) -> bool {
+    pub(crate) fn grows(&self) -> bool {
         let (kind, what) = self.name.split_once(' ').unwrap_or((&self.name, ""));
         let chance = match (kind, what) {
             ("etcd", "memory KiB") => 8192.0,
@@ -82,7 +74,7 @@ impl Trend {
 }
 
 /// The trend of everything that was in use, by name.
-pub fn trends(samples: &[Sample]) -> Vec<Trend> {
+pub(crate) fn trends(samples: &[Sample]) -> Vec<Trend> {
     let names: std::collections::BTreeSet<&String> = samples.iter().flat_map(|sample| sample.0.keys()).collect();
     let of = |name: &String| {
         let used: Vec<f64> = samples.iter().filter_map(|sample| sample.0.get(name).copied()).collect();

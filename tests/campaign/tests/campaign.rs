@@ -1,4 +1,4 @@
-//! A few jobs of the fault campaign (`elastic_campaign`). `make campaign` runs all of them.
+//! A few jobs of the fault campaign. `make campaign` runs all of them.
 
 // Helpers of tests fail as tests do.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]

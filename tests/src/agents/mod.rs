@@ -17,10 +17,12 @@ use std::time::{Duration, Instant};
 
 use elastic_rendezvous::job::Keys;
 use elastic_store::Store;
+use elastic_store::etcd::{EtcdConfig, EtcdStore};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::etcd::EtcdServer;
-use crate::processes::{Process, binary, remove_settings};
+use crate::etcd::{EtcdOptions, EtcdServer};
+use crate::processes::{Process, binary, ctl, ctl_ok, remove_settings};
 use crate::torch::{self, Torch};
 use crate::wait::eventually;
 
@@ -29,6 +31,9 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// The lease of every test's job. Waiting for one to lapse costs this.
 pub const LEASE: Duration = Duration::from_secs(4);
+
+/// Exit code of an agent that left as planned.
+pub const LEFT: i32 = 3;
 
 /// Exit code of an agent whose job has failed.
 pub const JOB_FAILED: i32 = 5;
@@ -49,12 +54,27 @@ pub struct Job {
     env: BTreeMap<String, OsString>,
     program: Vec<String>,
     cgroup: Option<PathBuf>,
+    /// The store, of a job whose store is etcd.
+    address: Option<String>,
+    /// An etcd of its own. It ends after the job's folder.
+    etcd: Option<EtcdServer>,
 }
 
 impl Job {
+    /// A job on an etcd of its own, whose workers only say where they are.
+    pub async fn on_etcd(nnodes: &str) -> Job {
+        let etcd = EtcdServer::start(EtcdOptions::default()).await;
+        let mut job = Job::on(&etcd, nnodes);
+        job.etcd = Some(etcd);
+        job
+    }
+
     /// A job on `etcd` whose workers only say where they are.
     pub fn on(etcd: &EtcdServer, nnodes: &str) -> Job {
-        Job::met_by(&["--rdzv-backend=etcd", &format!("--rdzv-endpoint={}", etcd.address())], nnodes)
+        let address = etcd.address();
+        let mut job = Job::met_by(&["--rdzv-backend=etcd", &format!("--rdzv-endpoint={address}")], nnodes);
+        job.address = Some(address);
+        job
     }
 
     /// A job whose nodes meet as `flags` say.
@@ -70,6 +90,8 @@ impl Job {
             program: vec!["--no-python".into(), program],
             env: BTreeMap::new(),
             cgroup: None,
+            address: None,
+            etcd: None,
         };
         job.flags.push(format!("--nnodes={nnodes}"));
         job.flags.push("--shutdown-timeout=3".into());
@@ -114,6 +136,28 @@ impl Job {
         self
     }
 
+    /// Has workers run this Python script. Its argument is the job's folder.
+    #[must_use]
+    pub fn python_script(self, text: &str) -> Job {
+        self.write("worker.py", text);
+        let (script, folder) = (self.path("worker.py"), self.path(""));
+        self.program(["python3".to_owned(), script.display().to_string(), folder.display().to_string()])
+    }
+
+    /// The same, with what most such workers do: note, say where they are, talk to their agent.
+    #[must_use]
+    pub fn python(self, text: &str) -> Job {
+        self.python_script(&format!("{}{text}", worker::PRELUDE))
+    }
+
+    /// Has workers be `elastic-trainer` with these words, which traces to the job's folder.
+    #[must_use]
+    pub fn trainer<A: Into<String>>(self, words: impl IntoIterator<Item = A>) -> Job {
+        let trace = format!("--trace={}", self.path("trace").display());
+        let trainer = binary("elastic-trainer").display().to_string();
+        self.program(std::iter::once(trainer).chain(words.into_iter().map(Into::into)).chain([trace]))
+    }
+
     /// Lets workers run a script of `tests/pytorch` on a Python that has PyTorch.
     #[must_use]
     pub fn script(mut self, torch: &Torch, name: &str, args: &[&str]) -> Job {
@@ -148,6 +192,61 @@ impl Job {
     /// A path in the job's folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// The job's own etcd.
+    pub fn etcd(&self) -> &EtcdServer {
+        self.etcd.as_ref().expect("a job on an etcd of its own")
+    }
+
+    /// The job's own etcd, to kill it or start it again.
+    pub fn etcd_mut(&mut self) -> &mut EtcdServer {
+        self.etcd.as_mut().expect("a job on an etcd of its own")
+    }
+
+    /// Runs `elasticctl` on the job's store: whether it succeeded, and what it said.
+    pub async fn ctl(&self, args: &[&str]) -> (bool, String) {
+        ctl(self.store_address(), args).await
+    }
+
+    /// The same, which must succeed.
+    pub async fn ctl_ok(&self, args: &[&str]) -> String {
+        ctl_ok(self.store_address(), args).await
+    }
+
+    /// Where the job's etcd is.
+    pub fn store_address(&self) -> &str {
+        self.address.as_deref().expect("a job on etcd")
+    }
+
+    /// A client of the job's store.
+    pub fn store(&self) -> EtcdStore {
+        EtcdStore::connect(EtcdConfig::new([self.store_address()])).expect("a valid configuration")
+    }
+
+    /// The job's keys in its store.
+    pub fn keys(&self) -> Keys {
+        Keys::new(Keys::DEFAULT_PREFIX, &self.id.parse().expect("a job's id"))
+    }
+
+    /// Writes a file into the job's folder.
+    pub fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).expect("write a file");
+    }
+
+    /// What is in a file of the job's folder; nothing if it is not there.
+    pub fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// The whole lines of JSON in a file of the job's folder.
+    pub fn lines(&self, name: &str) -> Vec<serde_json::Value> {
+        json_lines(&self.path(name))
+    }
+
+    /// Waits until a file of the job's folder is there.
+    pub async fn appears(&self, name: &str) {
+        eventually(name, LIMIT, async || self.path(name).exists().then_some(())).await;
     }
 
     /// Starts the agent of node `name`.
@@ -260,23 +359,42 @@ impl Job {
         eventually(&what, limit, async || self.round().filter(|r| r.number >= at_least && r.is_whole(world_size))).await
     }
 
-    /// The first record of the job in `etcd` whose key, below the job's, begins with `name`: for example `leader`.
-    pub async fn record(&self, etcd: &EtcdServer, name: &str) -> Option<serde_json::Value> {
-        self.records(etcd, name).await.into_iter().next()
+    /// The job's first record whose key, below the job's, begins with `name`: for example `leader`.
+    pub async fn record(&self, name: &str) -> Option<serde_json::Value> {
+        self.records(name).await.into_iter().next()
     }
 
     /// All records whose key begins with `name`, by key.
-    pub async fn records(&self, etcd: &EtcdServer, name: &str) -> Vec<serde_json::Value> {
-        let keys = Keys::new(Keys::DEFAULT_PREFIX, &self.id.parse().expect("a job's id"));
-        let (records, _) = etcd.store().range(&format!("{}{name}", keys.root())).await.expect("read records");
+    pub async fn records(&self, name: &str) -> Vec<serde_json::Value> {
+        let (records, _) = self.store().range(&format!("{}{name}", self.keys().root())).await.expect("read records");
         records.iter().map(|record| serde_json::from_slice(&record.value).expect("a record of JSON")).collect()
     }
 
     /// Waits until someone leads: the name of the node.
-    pub async fn leader(&self, etcd: &EtcdServer) -> String {
-        let record = eventually("a node leads", LIMIT, || self.record(etcd, "leader")).await;
+    pub async fn leader(&self) -> String {
+        let record = eventually("a node leads", LIMIT, || self.record("leader")).await;
         let node = record["node"].as_str().expect("a node's id");
         node.split(':').next().unwrap_or_default().to_owned()
+    }
+
+    /// Has the workers of the newest round end well, and sees all agents do so.
+    pub async fn succeeds<'a>(&self, agents: impl IntoIterator<Item = &'a mut Agent>) {
+        self.round().expect("a round").exit(0);
+        self.ended(agents, 0).await;
+    }
+
+    /// Asks all agents to leave, and sees them do so.
+    pub async fn leaves<'a>(&self, agents: impl IntoIterator<Item = &'a mut Agent>) {
+        let agents: Vec<&mut Agent> = agents.into_iter().collect();
+        agents.iter().for_each(|agent| agent.signal(Signal::TERM));
+        self.ended(agents, LEFT).await;
+    }
+
+    /// Waits for the end of agents, all with this exit code.
+    pub async fn ended<'a>(&self, agents: impl IntoIterator<Item = &'a mut Agent>, code: i32) {
+        for agent in agents {
+            assert_eq!(agent.exit(LIMIT).await, code, "{}: {}", agent.name, agent.output());
+        }
     }
 
     /// The newest round that any worker has seen.
@@ -307,7 +425,7 @@ impl Job {
                 eprintln!("--- {}\n{text}", entry.file_name().display());
             }
         }
-        eprintln!("--- starts\n{}", std::fs::read_to_string(self.path("starts")).unwrap_or_default());
+        eprintln!("--- starts\n{}", self.read("starts"));
     }
 }
 

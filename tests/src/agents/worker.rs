@@ -30,6 +30,29 @@ read -r code <&3
 exit "$code"
 "#;
 
+/// What workers in Python can do: note to the job's folder, write down rank and node, and talk to their agent.
+pub(super) const PRELUDE: &str = r#"
+import ctypes, json, os, pathlib, signal, socket, sys, threading, time
+e, folder = os.environ, pathlib.Path(sys.argv[1])
+node, round, rank, local_rank = e["ELASTIC_NODE"], int(e["ELASTIC_ROUND"]), int(e["RANK"]), int(e["LOCAL_RANK"])
+def note(name, line):
+    with open(folder / name, "a") as file: file.write(line + "\n")
+def here():
+    names = "ELASTIC_NODE ELASTIC_ROUND RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
+    names += " TORCHELASTIC_RESTART_COUNT"
+    master = e["MASTER_ADDR"] + ":" + e["MASTER_PORT"]
+    note("starts", " ".join([e[name] for name in names.split()] + [str(os.getpid()), master]))
+def agent():
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(e["ELASTIC_AGENT_SOCKET"])
+    def listen():
+        for line in connection.makefile(): note(f"heard-{node}", line.strip())
+    threading.Thread(target=listen, daemon=True).start()
+    def say(**message): connection.sendall((json.dumps(message) + "\n").encode())
+    say(type="register", local_rank=local_rank, pid=os.getpid())
+    return say
+"#;
+
 /// Writes the script; returns its path.
 pub(super) fn script(dir: &Path) -> String {
     let path = dir.join("worker.sh");

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use elastic_coordinator::operator::Operator;
 use elastic_rendezvous::job::{JobId, JobSecret, Keys, NodeId};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{Leader, LeaderInput, LeaderOutput, Member, MemberInput, MemberOutput, MemberSetup};
+use elastic_rendezvous::{
+    Command, GroupReport, Leader, LeaderInput, LeaderOutput, Member, MemberInput, MemberOutput, MemberSetup,
+};
 use elastic_store::embedded::MemoryStore;
 use elastic_store::embedded::mvcc::Limits;
 use elastic_store::{Event, KeyValue, LeaseId, Op, Revision, Store, Txn, WatchUpdate};
@@ -122,10 +124,12 @@ async fn serve(store: &Arc<dyn Store>, member: &mut Member, now: Time, wants: Ve
             }
             MemberOutput::Grant(_) => MemberInput::Leased { sent: now, result: Ok(LeaseId(7)) },
             MemberOutput::Renew(lease) => MemberInput::Renewed { sent: now, lease, result: Ok(true) },
-            MemberOutput::Start(start) => MemberInput::Started(start.round.number),
-            MemberOutput::Stop(_) | MemberOutput::Kill => MemberInput::Stopped { master: None },
-            MemberOutput::Quiesce(_) | MemberOutput::WarmUp { .. } => {
-                MemberInput::Quiesced { master: None, whole: true }
+            MemberOutput::Agent(Command::Start(start)) => MemberInput::Agent(GroupReport::Started(start.round.number)),
+            MemberOutput::Agent(Command::Stop(_) | Command::Kill) => {
+                MemberInput::Agent(GroupReport::Stopped { master: None })
+            }
+            MemberOutput::Agent(Command::Quiesce(_) | Command::WarmUp { .. }) => {
+                MemberInput::Agent(GroupReport::Quiesced { master: None, whole: true })
             }
             _ => continue,
         };

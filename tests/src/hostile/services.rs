@@ -82,7 +82,7 @@ pub fn peer_port(bytes: &[u8]) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (logs, _requests) = mpsc::channel(1);
-        let node = Node::with_logs(store, job, listener, logs, None);
+        let node = Node::new(store, job, listener, Some(logs), None);
         let mut status = node.status();
         let (commands, _commanded) = mpsc::unbounded_channel::<Command>();
         let (_reports, mut reports) = mpsc::unbounded_channel();

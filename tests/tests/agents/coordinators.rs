@@ -1,18 +1,8 @@
 //! A job that trains on three members of etcd with TLS and users, led by two replicas of the coordinator. Each
 //! is killed at each phase of a round; and then both, and etcd's leader.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use elastic_rendezvous::job::{Keys, LeaderRecord, Versioned};
-use elastic_store::etcd::{EtcdStore, EtcdTls, EtcdUser, Secret};
-use elastic_store::{Event, Scope, Store, WatchUpdate};
-use elastic_tests::agents::{Agent, Job, json_lines};
-use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions};
-use elastic_tests::processes::{Process, binary};
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use elastic_store::Event;
+use elastic_tests::prelude::*;
 
 use super::live::{self, number, undisturbed, workers};
 
@@ -73,9 +63,6 @@ impl Site {
         let tls = EtcdTls { ca: certs.ca.clone(), client: Some(certs.client.clone()), server_name: None };
         config.tls = Some(tls);
         config.user = Some(EtcdUser { name: "trainer".into(), password: Secret::from_file(&password).unwrap() });
-        let trace = format!("--trace={}", job.path("trace").display());
-        let trainer = binary("elastic-trainer").display().to_string();
-        let program = [trainer.as_str(), "digits"].into_iter().chain(TRAINING).chain([trace.as_str()]);
         let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
         let job = [
             ("protocol", "https".to_owned()),
@@ -88,9 +75,9 @@ impl Site {
         ]
         .iter()
         .fold(job, |job, (key, value)| job.conf(key, value))
-        .program(program);
+        .trainer([&["digits"][..], &TRAINING].concat());
 
-        let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+        let keys = job.keys();
         let store = EtcdStore::connect(config).unwrap();
         let mut site = Site { replicas: [None, None], agents: Vec::new(), job, store, keys, cluster, certs };
         for replica in 0..2 {
@@ -140,8 +127,7 @@ impl Site {
     }
 
     fn kill_worker(&self, node: &str) {
-        let pid = workers(&self.job)[&(node.to_owned(), 0)];
-        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        send(workers(&self.job)[&(node.to_owned(), 0)], Signal::KILL);
     }
 
     /// Kills a worker, and the leading replica at this moment of what follows.

@@ -1,9 +1,6 @@
 //! As many agents of one job as this machine holds.
 
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Agent, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::prelude::*;
 use elastic_tests::processor::memory_kb;
 
 const AGENTS: u32 = 200;
@@ -12,8 +9,7 @@ const LONG: Duration = Duration::from_secs(120);
 #[tokio::test]
 #[ignore = "make chaos: two hundred agents with their guards and workers"]
 async fn two_hundred_agents_meet_lose_one_and_succeed() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, &format!("{}:{AGENTS}", AGENTS - 1)).prompt().conf("join_timeout", "2m");
+    let job = Job::on_etcd(&format!("{}:{AGENTS}", AGENTS - 1)).await.prompt().conf("join_timeout", "2m");
     let begun = Instant::now();
     let mut agents: Vec<Agent> = (0..AGENTS).map(|node| job.start(&format!("n{node:03}"))).collect();
     let first = job.runs_within(1, AGENTS, LONG).await;

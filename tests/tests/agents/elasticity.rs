@@ -1,16 +1,10 @@
 //! Nodes that come and go as planned, nodes of several sizes, and spares.
 
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 #[tokio::test]
 async fn a_job_grows_shrinks_and_grows_again() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:3").prompt().flag("--max-restarts=0");
+    let job = Job::on_etcd("1:3").await.prompt().flag("--max-restarts=0");
 
     // Given one node at work, when two come, then they are taken in together, behind the first
     let mut a = job.start("a");
@@ -27,7 +21,7 @@ async fn a_job_grows_shrinks_and_grows_again() {
     assert!(b.output().contains("this node has left the job"), "{}", b.output());
 
     // When the leader itself is asked to leave, then a successor seals, as soon
-    assert_eq!(job.leader(&etcd).await, "a");
+    assert_eq!(job.leader().await, "a");
     a.signal(Signal::TERM);
     let alone = job.runs_within(fewer.number + 1, 1, AT_ONCE).await;
     assert_eq!((alone.nodes(), alone.restarts()), (vec!["c"], 0));
@@ -37,16 +31,14 @@ async fn a_job_grows_shrinks_and_grows_again() {
     a = job.start("a");
     let last = job.runs(alone.number + 1, 2).await;
     assert_eq!((last.nodes(), last.restarts()), (vec!["c", "a"], 0));
-    last.exit(0);
-    assert_eq!(exits([&mut a, &mut c]).await, [0, 0]);
+    job.succeeds([&mut a, &mut c]).await;
 }
 
 #[tokio::test]
 async fn an_agent_that_is_killed_and_started_again_is_back_at_once() {
     const SOON: Duration = Duration::from_secs(5);
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
     // Given a job that grows only when its round is old, and whose minimum is met without the node that is killed
-    let job = Job::on(&etcd, "2:3").prompt().conf("min_round_time", "30s").flag("--max-restarts=0");
+    let job = Job::on_etcd("2:3").await.prompt().conf("min_round_time", "30s").flag("--max-restarts=0");
     let mut agents = job.start_all(["a", "b", "c"]);
     let first = job.runs(1, 3).await;
     let rest: Vec<&str> = first.nodes().into_iter().filter(|node| *node != "c").collect();
@@ -60,14 +52,12 @@ async fn an_agent_that_is_killed_and_started_again_is_back_at_once() {
     let with = job.runs_within(without.number + 1, 3, SOON).await;
     eprintln!("back {} ms after its agent was started", begun.elapsed().as_millis());
     assert_eq!((with.nodes(), with.restarts()), ([&rest[..], &["c"]].concat(), 0));
-    with.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0, 0]);
+    job.succeeds(&mut agents).await;
 }
 
 #[tokio::test]
 async fn nodes_of_one_job_may_differ_in_size() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "3").prompt().flag("--max-restarts=1");
+    let job = Job::on_etcd("3").await.prompt().flag("--max-restarts=1");
     let sizes = [("a", 2), ("b", 1), ("c", 3)];
     let mut agents = sizes.map(|(name, size)| job.start_with(name, &[&format!("--nproc-per-node={size}")]));
 
@@ -98,17 +88,16 @@ async fn nodes_of_one_job_may_differ_in_size() {
 
 #[tokio::test]
 async fn a_spare_waits_takes_over_and_shares_the_result() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=0");
+    let job = Job::on_etcd("2").await.prompt().flag("--max-restarts=0");
     let mut a = job.start("a");
-    assert_eq!(job.leader(&etcd).await, "a");
+    assert_eq!(job.leader().await, "a");
     let mut b = job.start("b");
     let first = job.runs(1, 2).await;
 
     // Given a third node that finds the round full, when it waits, then no one else notices
     let mut spare = job.start("spare");
     eventually("the spare is known", LIMIT, async || {
-        job.record(&etcd, "nodes/spare").await.filter(|node| node["phase"] == "waiting")
+        job.record("nodes/spare").await.filter(|node| node["phase"] == "waiting")
     })
     .await;
     assert_eq!(job.runs(1, 2).await, first);
@@ -121,10 +110,9 @@ async fn a_spare_waits_takes_over_and_shares_the_result() {
     // When the member comes back, then it is the spare, and leaves with the job's success
     b = job.start("b");
     eventually("the new spare is known", LIMIT, async || {
-        job.record(&etcd, "nodes/b:").await.filter(|node| node["phase"] == "waiting")
+        job.record("nodes/b:").await.filter(|node| node["phase"] == "waiting")
     })
     .await;
     assert_eq!(job.runs(1, 2).await, second);
-    second.exit(0);
-    assert_eq!(exits([&mut a, &mut b, &mut spare]).await, [0, 0, 0]);
+    job.succeeds([&mut a, &mut b, &mut spare]).await;
 }

@@ -1,12 +1,10 @@
 //! How jobs end, and what their ids mean afterwards.
 
-use elastic_tests::agents::{AT_ONCE, JOB_FAILED, Job, LEASE, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::prelude::*;
 
 #[tokio::test]
 async fn a_spent_budget_ends_the_job_everywhere_with_one_cause() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "3").prompt().flag("--max-restarts=1");
+    let job = Job::on_etcd("3").await.prompt().flag("--max-restarts=1");
     let mut agents = job.start_all(["a", "b", "c"]);
 
     job.runs(1, 3).await.of("b").exit(3);
@@ -28,12 +26,11 @@ async fn a_spent_budget_ends_the_job_everywhere_with_one_cause() {
 
 #[tokio::test]
 async fn success_leaves_no_node_behind_and_a_late_agent_leaves_with_success() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").prompt();
+    let job = Job::on_etcd("2").await.prompt();
     let mut agents = job.start_all(["a", "b"]);
-    job.runs(1, 2).await.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0]);
-    assert_eq!(job.record(&etcd, "nodes/").await, None, "nothing is left under nodes/");
+    job.runs(1, 2).await;
+    job.succeeds(&mut agents).await;
+    assert_eq!(job.record("nodes/").await, None, "nothing is left under nodes/");
 
     let mut late = job.start("late");
     assert_eq!(late.exit(AT_ONCE).await, 0);
@@ -43,8 +40,7 @@ async fn success_leaves_no_node_behind_and_a_late_agent_leaves_with_success() {
 
 #[tokio::test]
 async fn after_failure_a_new_start_is_a_new_generation() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1");
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1");
     let mut agents = job.start_all(["a", "b"]);
     job.runs(1, 2).await.of("a").exit(1);
     job.runs(2, 2).await.of("a").exit(1);
@@ -54,21 +50,19 @@ async fn after_failure_a_new_start_is_a_new_generation() {
     agents = ["a", "b"].map(|name| job.start_with(name, &["--max-restarts=2"]));
     let round = job.runs(3, 2).await;
     assert_eq!(round.restarts(), 0);
-    let reason = job.record(&etcd, "round").await.unwrap()["reason"].clone();
+    let reason = job.record("round").await.unwrap()["reason"].clone();
     assert_eq!(reason, "the job begins anew", "and not that nodes of the failed one are gone");
     round.of("b").exit(1);
     let again = job.runs(round.number + 1, 2).await;
     assert_eq!(again.restarts(), 1);
-    again.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0]);
-    let record = job.record(&etcd, "round").await.unwrap();
+    job.succeeds(&mut agents).await;
+    let record = job.record("round").await.unwrap();
     assert_eq!((&record["state"], &record["generation"]), (&"succeeded".into(), &2.into()), "{record}");
 }
 
 #[tokio::test]
 async fn a_cluster_killed_as_a_whole_continues_with_the_same_flags() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2:3").flag("--max-restarts=2");
+    let job = Job::on_etcd("2:3").await.flag("--max-restarts=2");
     let mut agents = job.start_all(["a", "b", "c"]);
     job.runs(1, 3).await.of("a").exit(1);
     let before = job.runs(2, 3).await;
@@ -81,14 +75,12 @@ async fn a_cluster_killed_as_a_whole_continues_with_the_same_flags() {
     let mut nodes = after.nodes();
     nodes.sort_unstable();
     assert_eq!(nodes, ["a", "b", "c"]);
-    after.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0, 0]);
+    job.succeeds(&mut agents).await;
 }
 
 #[tokio::test]
 async fn too_few_nodes_for_too_long_end_the_job() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=5").conf("join_timeout", "3s");
+    let job = Job::on_etcd("2").await.prompt().flag("--max-restarts=5").conf("join_timeout", "3s");
     let [mut a, mut b] = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
 

@@ -1,15 +1,7 @@
 //! The final save: when a job ends, an agent has the newest snapshot in memory saved and commits it, and the job's next
 //! start continues from there.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
-
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 use crate::agents::live::{number, workers};
 
@@ -18,15 +10,12 @@ const LONG: Duration = Duration::from_secs(60);
 const TRAINING: [&str; 3] = ["digits", "--epochs=40", "--hidden=128,128"];
 
 /// A job that trains, with two workers on each node.
-pub(crate) fn training_job(etcd: &EtcdServer, nodes: &str, restarts: u32) -> Job {
-    let job = Job::on(etcd, nodes).flag("--nproc-per-node=2").flag(&format!("--max-restarts={restarts}"));
+pub(crate) async fn training_job(nodes: &str, restarts: u32) -> Job {
+    let job = Job::on_etcd(nodes).await.flag("--nproc-per-node=2").flag(&format!("--max-restarts={restarts}"));
     std::fs::create_dir(job.path("checkpoints")).unwrap();
-    let mut program = vec![binary("elastic-trainer").to_str().unwrap().to_owned()];
-    program.extend(TRAINING.iter().map(|&word| word.to_owned()));
-    program.extend(["--device=cpu", "--checkpoint-every=200", "--snapshot-every=7"].map(str::to_owned));
-    program.push(format!("--checkpoint-dir={}", job.path("checkpoints").display()));
-    program.push(format!("--trace={}", job.path("trace").display()));
-    job.program(program)
+    let folder = format!("--checkpoint-dir={}", job.path("checkpoints").display());
+    let saves = ["--device=cpu", "--checkpoint-every=200", "--snapshot-every=7", &folder];
+    job.trainer([&TRAINING[..], &saves].concat())
 }
 
 /// The last step of this event in the trace.
@@ -44,36 +33,36 @@ pub(crate) async fn kill_all_workers(job: &Job, count: usize, meanwhile: impl Fn
     .await;
     let all = workers(job);
     assert_eq!(all.len(), count);
-    let send = |signal| {
-        for pid in all.values() {
-            kill_process(Pid::from_raw(*pid).unwrap(), signal).unwrap();
-        }
-    };
-    send(Signal::STOP);
+    all.values().for_each(|pid| send(*pid, Signal::STOP));
     meanwhile();
-    send(Signal::KILL);
+    all.values().for_each(|pid| send(*pid, Signal::KILL));
     last(&trace, "step").unwrap()
 }
 
 /// The step that the newest round began after, once there is a round newer than `round`.
 pub(crate) async fn begun_after(job: &Job, round: u64) -> u64 {
     let begin = eventually("the next start's round", LONG, async || {
-        let lines = json_lines(&job.path("trace"));
+        let lines = job.lines("trace");
         lines.into_iter().find(|line| line["event"] == "begin" && number(line, "round") > round)
     });
     number(&begin.await, "step")
 }
 
 pub(crate) fn newest_round(job: &Job) -> u64 {
-    json_lines(&job.path("trace")).iter().map(|line| number(line, "round")).max().unwrap()
+    job.lines("trace").iter().map(|line| number(line, "round")).max().unwrap()
+}
+
+/// The checksum of the parameters of a training that nothing disturbs.
+pub(crate) fn undisturbed_checksum(words: &[&str], env: &[(&str, PathBuf)]) -> String {
+    let alone = Command::new(binary("elastic-trainer")).args(words).envs(env.iter().cloned()).output().unwrap();
+    let printed = String::from_utf8(alone.stdout).unwrap();
+    printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap().to_owned()
 }
 
 /// Checks that an agent has written the result of an undisturbed run.
 pub(crate) fn ends_as_undisturbed(agents: &[Agent]) {
-    let alone = Command::new(binary("elastic-trainer")).args(TRAINING).arg("--device=cpu").output().unwrap();
-    let printed = String::from_utf8(alone.stdout).unwrap();
-    let checksum = printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap();
-    assert!(agents.iter().any(|agent| agent.output().contains(checksum)), "not {checksum}");
+    let checksum = undisturbed_checksum(&[&TRAINING[..], &["--device=cpu"]].concat(), &[]);
+    assert!(agents.iter().any(|agent| agent.output().contains(&checksum)), "not {checksum}");
 }
 
 /// What an agent says it has saved.
@@ -85,8 +74,7 @@ fn saved(agent: &Agent) -> Option<u64> {
 
 #[tokio::test]
 async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_the_next_start_continues_from_it() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = training_job(&etcd, "2", 0);
+    let job = training_job("2", 0).await;
     let mut agents = job.start_all(["a", "b"]);
     let done = kill_all_workers(&job, 4, || ()).await;
     let round = newest_round(&job);
@@ -98,7 +86,7 @@ async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_th
     assert!(step % 7 == 0 && step + 8 > done, "{done} steps were done, and step {step} was saved");
     let silent = agents.iter().find(|agent| saved(agent).is_none()).unwrap().output();
     assert!(silent.contains("this node does not save the snapshots in memory"), "{silent}");
-    let pointer = job.record(&etcd, "checkpoint").await.unwrap();
+    let pointer = job.record("checkpoint").await.unwrap();
     assert_eq!((number(&pointer, "step"), number(&pointer, "round")), (step, round));
     let verify = Command::new(binary("elastic-trainer"))
         .args(["checkpoint", "verify"])
@@ -116,8 +104,7 @@ async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_th
 
 #[tokio::test]
 async fn a_final_save_that_fails_leaves_the_last_good_checkpoint_and_says_why() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = training_job(&etcd, "1", 0);
+    let job = training_job("1", 0).await;
     let mut agent = job.start("a");
     // Given a folder that cannot be written
     let (folder, aside) = (job.path("checkpoints"), job.path("aside"));
@@ -158,18 +145,18 @@ sys.exit(3)
 
 /// The agent of a job whose worker fails at once, and whose memory is saved by a shell.
 fn failing(job: Job, save: &str) -> (Job, Agent) {
-    let script = job.path("worker.py");
-    std::fs::write(&script, WORKER).unwrap();
-    let job = job.program(["python3", script.to_str().unwrap(), save]);
+    job.write("worker.py", WORKER);
+    let script = job.path("worker.py").display().to_string();
+    let job = job.program(["python3", &script, save]);
     let agent = job.start("a");
     (job, agent)
 }
 
 /// The same, with a final save that lasts until someone ends it, once it has begun. Returns its folder in `/proc` too.
-async fn saving_for_long(etcd: &EtcdServer) -> (Job, Agent, PathBuf) {
+async fn saving_for_long() -> (Job, Agent, PathBuf) {
     // The agent turns `$$` into `$`.
     let save = "echo $$$$ > pid; echo begun >&2; exec sleep 600";
-    let (job, agent) = failing(Job::on(etcd, "1").flag("--max-restarts=0"), save);
+    let (job, agent) = failing(Job::on_etcd("1").await.flag("--max-restarts=0"), save);
     agent.says("saving from memory: begun", LONG).await;
     let pid: u32 = std::fs::read_to_string(job.path("pid")).unwrap().trim().parse().unwrap();
     (job, agent, Path::new("/proc").join(pid.to_string()))
@@ -177,8 +164,7 @@ async fn saving_for_long(etcd: &EtcdServer) -> (Job, Agent, PathBuf) {
 
 #[tokio::test]
 async fn a_second_signal_ends_a_final_save_that_takes_long() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let (_job, mut agent, saves) = saving_for_long(&etcd).await;
+    let (_job, mut agent, saves) = saving_for_long().await;
     agent.signal(Signal::INT);
     agent.says("a second signal kills the workers and leaves at once", LONG).await;
     assert!(!agent.is_gone(), "the first lets it be");
@@ -190,8 +176,7 @@ async fn a_second_signal_ends_a_final_save_that_takes_long() {
 
 #[tokio::test]
 async fn a_final_save_dies_with_its_agent() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let (_job, mut agent, saves) = saving_for_long(&etcd).await;
+    let (_job, mut agent, saves) = saving_for_long().await;
     agent.kill();
     // A zombie counts as gone. It has no command line.
     let gone = async || std::fs::read(saves.join("cmdline")).map_or(true, |line| line.is_empty()).then_some(());
@@ -213,7 +198,7 @@ async fn what_a_final_save_prints_is_committed_only_if_it_is_a_checkpoint() {
         let (job, mut agent) = failing(Job::on(&etcd, "1").flag("--max-restarts=0"), save);
         assert_eq!(exits([&mut agent]).await, [JOB_FAILED]);
         assert!(agent.output().contains(says), "{save}: {}", agent.output());
-        let committed = job.record(&etcd, "checkpoint").await.is_some();
+        let committed = job.record("checkpoint").await.is_some();
         assert_eq!(committed, save.contains("manifest"), "{save}");
     }
 }

@@ -1,12 +1,7 @@
 //! torchrun's flags, as workers and those who launch them see them: each on the built agent.
 
-use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::LIMIT;
 use elastic_tests::launcher::{Ended, Launcher, end};
-use elastic_tests::wait::{eventually, within};
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 /// A worker's words about itself, by a shell.
 const TELL: &str = r#"echo "$RANK $LOCAL_RANK $WORLD_SIZE""#;

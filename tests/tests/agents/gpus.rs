@@ -1,11 +1,7 @@
 //! GPUs that a process of an earlier round still holds, and what `/metrics` tells of GPUs. A stand-in for NVIDIA's
 //! library, compiled here, lists the GPUs, so the machine needs none. These tests do not show how a real driver behaves.
 
-use std::process::{Child, Command, Stdio};
-
-use elastic_tests::agents::{Job, LIMIT};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 use tokio::time::timeout;
 
 use crate::agents::hosted::endpoint;
@@ -40,16 +36,9 @@ fn with_gpus(job: Job, first: u32, second: u32) -> Job {
 
 /// Has the job's agents find a library that lists these GPUs, in C's notation.
 pub(crate) fn with_library(job: Job, gpus: &str) -> Job {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/tests/fixtures/fake_nvml.c");
-    let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-o"])
-        .arg(job.path("libnvidia-ml.so.1"))
-        .args([&format!("-DGPUS={gpus}"), source])
-        .status()
-        .expect("run the C compiler");
-    assert!(built.success(), "the C compiler could not build the stand-in");
-    let folder = job.path("").display().to_string();
-    job.env("LD_LIBRARY_PATH", &folder)
+    fake_nvml(&job.path(""), gpus);
+    let folder = job.path("");
+    job.env("LD_LIBRARY_PATH", folder)
 }
 
 #[tokio::test]
@@ -64,10 +53,9 @@ async fn workers_start_when_an_earlier_rounds_process_has_left_the_gpu() {
     assert_eq!(job.workers().len(), 0);
 
     drop(old);
-    let round = job.runs(1, 1).await;
+    job.runs(1, 1).await;
     // The agent does not wait for the process again.
-    round.exit(0);
-    assert_eq!(agent.exit(LIMIT).await, 0);
+    job.succeeds([&mut agent]).await;
     assert_eq!(agent.output().matches("held by workers").count(), 1, "{}", agent.output());
 }
 
@@ -79,7 +67,7 @@ async fn who_waits_for_a_gpu_can_be_asked_to_leave() {
     let mut agent = job.start("a");
     agent.says("held by workers of an earlier round", LIMIT).await;
     agent.signal(Signal::TERM);
-    assert_eq!(agent.exit(LIMIT).await, 3);
+    assert_eq!(agent.exit(LIMIT).await, LEFT);
     assert_eq!(job.workers().len(), 0);
 }
 
@@ -92,7 +80,7 @@ async fn the_workers_gpus_are_reported_also_when_the_driver_hangs() {
     let job = job.env("FAKE_NVML_LOST", &lost).env("FAKE_NVML_HANGS", &hangs);
     let mut agent = job.start_with("a", &["--health-port=0"]);
     let port = health_port(&agent).await;
-    let round = job.runs(1, 1).await;
+    job.runs(1, 1).await;
     let told = async || {
         let text = timeout(LIMIT, get(&port, "/metrics")).await.expect("an answer");
         let lines = text.lines().filter_map(|line| line.strip_prefix("elastic_agent_gpu_"));
@@ -131,8 +119,7 @@ async fn the_workers_gpus_are_reported_also_when_the_driver_hangs() {
         std::fs::remove_file(trouble).unwrap();
         assert_eq!(told().await, first);
     }
-    round.exit(0);
-    assert_eq!(agent.exit(LIMIT).await, 0);
+    job.succeeds([&mut agent]).await;
 }
 
 #[tokio::test]
@@ -140,9 +127,8 @@ async fn without_a_driver_nothing_is_reported_of_gpus() {
     let job = Job::met_by(&["--standalone"], "1");
     let mut agent = job.start_with("a", &["--health-port=0"]);
     let port = health_port(&agent).await;
-    let round = job.runs(1, 1).await;
+    job.runs(1, 1).await;
     let text = get(&port, "/metrics").await;
     assert!(text.contains("elastic_agent_workers{") && !text.contains("_gpu_"), "{text}");
-    round.exit(0);
-    assert_eq!(agent.exit(LIMIT).await, 0);
+    job.succeeds([&mut agent]).await;
 }

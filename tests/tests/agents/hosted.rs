@@ -1,11 +1,6 @@
 //! Jobs without etcd: an agent serves the store, or a single node needs none.
 
-use std::time::Duration;
-
-use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
-use elastic_tests::etcd::free_port;
-use elastic_tests::proxy::FaultProxy;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 /// The flag for an address on which nothing listens yet.
 pub(crate) fn endpoint() -> String {
@@ -23,16 +18,15 @@ async fn the_first_agent_serves_the_others() {
     first.of("b").kill();
     let second = job.runs(2, 3).await;
     assert_eq!((second.nodes(), second.restarts()), (first.nodes(), 1));
-    second.exit(0);
-    assert_eq!(exits([&mut a, &mut b, &mut c]).await, [0, 0, 0]);
+    job.succeeds([&mut a, &mut b, &mut c]).await;
 }
 
 #[tokio::test]
 async fn agents_started_at_once_agree_on_who_serves() {
     let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "3");
     let mut agents = job.start_all(["a", "b", "c"]);
-    job.runs(1, 3).await.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0, 0]);
+    job.runs(1, 3).await;
+    job.succeeds(&mut agents).await;
 }
 
 #[tokio::test]
@@ -59,7 +53,7 @@ async fn a_store_that_takes_no_new_connection_for_a_while_is_not_lost() {
     let through = proxy.address().replace("127.0.0.1:", "--master-port=");
     let mut host = job.start_with("host", &["--node-rank=0", &format!("--master-port={port}")]);
     let mut other = job.start_with("other", &["--node-rank=1", &through]);
-    let round = job.runs(1, 2).await;
+    job.runs(1, 2).await;
 
     // Like a Kubernetes service whose pod is not ready for a while: longer than any lease.
     proxy.refuse_new();
@@ -68,8 +62,7 @@ async fn a_store_that_takes_no_new_connection_for_a_while_is_not_lost() {
         left.tick().await;
         assert!(!other.is_gone(), "{}", other.output());
     }
-    round.exit(0);
-    assert_eq!(exits([&mut host, &mut other]).await, [0, 0]);
+    job.succeeds([&mut host, &mut other]).await;
 }
 
 #[tokio::test]
@@ -80,8 +73,7 @@ async fn one_node_needs_no_store() {
     first.workers[1].kill();
     let second = job.runs_within(2, 2, Duration::from_secs(3)).await;
     assert_eq!(second.restarts(), 1);
-    second.exit(0);
-    assert_eq!(agent.exit(LIMIT).await, 0);
+    job.succeeds([&mut agent]).await;
 }
 
 /// Freezes the agent of a job of one node, which no other node can replace, for longer than its lease. Freezes its

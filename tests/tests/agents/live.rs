@@ -1,20 +1,11 @@
 //! Training that continues through changes of its group: survivors keep their processes and what they hold in memory.
 
-use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
-use elastic_tests::agents::{Agent, Job, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -33,11 +24,11 @@ const TAIL: u64 = 16 * 1024;
 pub(crate) type Worker = (String, u32);
 
 /// The job's workers that live.
-pub(crate) fn workers(job: &Job) -> BTreeMap<Worker, i32> {
+pub(crate) fn workers(job: &Job) -> BTreeMap<Worker, u32> {
     let folder = job.path("run").into_os_string();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let found = processes.filter_map(|process| {
-        let pid: i32 = process.file_name().to_str()?.parse().ok()?;
+        let pid: u32 = process.file_name().to_str()?.parse().ok()?;
         let of_trainer = std::fs::read_link(process.path().join("exe")).ok()?.ends_with("elastic-trainer");
         let environment = std::fs::read(process.path().join("environ")).ok()?;
         let text = String::from_utf8_lossy(&environment);
@@ -106,10 +97,7 @@ impl ChaosRun {
             .flag("--exclude-after=0")
             .conf("last_call_timeout", "100ms");
         let trace = job.path("trace");
-        let trainer = binary("elastic-trainer");
-        let program = [trainer.to_str().unwrap(), "digits"].into_iter().chain(flags.iter().copied());
-        let trace_flag = format!("--trace={}", trace.display());
-        let job = job.program(program.chain([trace_flag.as_str()]));
+        let job = job.trainer([&["digits"], flags].concat());
         let (agents, dice) = (BTreeMap::new(), SmallRng::seed_from_u64(seed));
         let mut run = ChaosRun { job, trace, agents, dice, total, recoveries: Vec::new() };
         for (node, _) in NODES {
@@ -132,7 +120,7 @@ impl ChaosRun {
 
     /// All four ranks train, each in a process of its own, and none in one of those that were killed: they may take a
     /// moment to die. `None`: the training is over before.
-    async fn is_whole(&self, dead: &[i32]) -> Option<BTreeMap<Worker, i32>> {
+    async fn is_whole(&self, dead: &[u32]) -> Option<BTreeMap<Worker, u32>> {
         let ends = |line: &Value| number(line, "step") == self.total;
         let whole = |line: &Value| line["world_size"] == RANKS;
         let last = self.step("all four ranks train", LONG, |line| whole(line) || ends(line)).await;
@@ -171,15 +159,15 @@ impl ChaosRun {
             }
         }
         // Then the group is whole again, and who was not killed is the same process.
-        let dead: Vec<i32> = victims.iter().map(|victim| before[victim]).collect();
+        let dead: Vec<u32> = victims.iter().map(|victim| before[victim]).collect();
         let Some(after) = self.is_whole(&dead).await else { return };
         for (worker, pid) in &before {
             assert!(victims.contains(worker) || after[worker] == *pid, "{worker:?} was {pid}: {after:?}");
         }
     }
 
-    fn kill(&mut self, before: &BTreeMap<Worker, i32>, victims: &mut Vec<Worker>) {
-        let living: Vec<(&Worker, &i32)> = before.iter().filter(|(worker, _)| !victims.contains(worker)).collect();
+    fn kill(&mut self, before: &BTreeMap<Worker, u32>, victims: &mut Vec<Worker>) {
+        let living: Vec<(&Worker, &u32)> = before.iter().filter(|(worker, _)| !victims.contains(worker)).collect();
         let (worker, pid) = living[self.dice.random_range(0..living.len())];
         let node = NODES.iter().find(|(node, _)| *node == worker.0).unwrap().0;
         if self.dice.random_range(0..3) == 0 {
@@ -188,7 +176,7 @@ impl ChaosRun {
             victims.extend(own.cloned());
         } else {
             // It may have ended at this moment, with its agent.
-            let _ = kill_process(Pid::from_raw(*pid).unwrap(), Signal::KILL);
+            send(*pid, Signal::KILL);
             victims.push(worker.clone());
         }
     }

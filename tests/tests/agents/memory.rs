@@ -1,15 +1,12 @@
 //! Memory that agents keep for their workers: a job continues from it when all workers die at once.
 
-use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 use crate::agents::final_save::{begun_after, ends_as_undisturbed, kill_all_workers, last, newest_round, training_job};
 
 #[tokio::test]
 async fn when_all_workers_are_killed_at_once_training_continues_from_the_last_snapshot_in_memory() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = training_job(&etcd, "2", 4);
+    let job = training_job("2", 4).await;
     let mut agents = job.start_all(["a", "b"]);
     let done = kill_all_workers(&job, 4, || ()).await;
     let (round, committed) = (newest_round(&job), last(&job.path("trace"), "committed").unwrap());
@@ -55,18 +52,13 @@ if round == 1: os.kill(os.getpid(), signal.SIGKILL)
 
 #[tokio::test]
 async fn an_agent_keeps_a_workers_memory_for_its_successor_and_lends_no_more_than_there_is() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--max-restarts=1");
-    let script = job.path("worker.py");
-    std::fs::write(&script, WORKER).unwrap();
-    let folder = job.path("").display().to_string();
-    let job = job.program(["python3".to_owned(), script.display().to_string(), folder]);
+    let job = Job::on_etcd("1").await.flag("--max-restarts=1").python_script(WORKER);
     let mut agent = job.start("a");
     let told = async |round: u64| {
         let name = format!("told-{round}");
-        eventually(&name, LIMIT, async || json_lines(&job.path(&name)).pop()).await
+        eventually(&name, LIMIT, async || job.lines(&name).pop()).await
     };
-    let go = |round: u64| std::fs::write(job.path(&format!("go-{round}")), "").unwrap();
+    let go = |round: u64| job.write(&format!("go-{round}"), "");
 
     let first = told(1).await;
     assert_eq!((&first["early"]["type"], &first["early"]["id"]), (&"error".into(), &1.into()), "{first}");
@@ -78,9 +70,7 @@ async fn an_agent_keeps_a_workers_memory_for_its_successor_and_lends_no_more_tha
     assert_eq!(first["given"], serde_json::json!({"type": "memory", "id": 3, "bytes": 64 << 20}));
     assert_eq!(first["found"], "\0\0\0\0");
     // The memory does not count as the agent's own.
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
-    let shared = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).unwrap();
-    let kilobytes: u64 = shared.trim().trim_end_matches(" kB").parse().unwrap();
+    let kilobytes = agent.kilobytes("RssShmem:");
     assert!(kilobytes < 1024, "{kilobytes} kB");
 
     go(1);

@@ -1,16 +1,8 @@
 //! What people get wrong: one clear message and an exit code that is not zero, in bounded time.
 
-use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
-use std::sync::Arc;
-use std::time::Duration;
+use elastic_tests::prelude::*;
 
-use elastic_rendezvous::job::Keys;
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::{binary, output};
-
-use crate::agents::quiescing::{job_on, places, round, touch};
+use crate::agents::quiescing::{done, job_on, places, round};
 
 /// Short, since the agent has nothing to wait for.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -39,14 +31,13 @@ async fn no_etcd_is_waited_for_and_said_once() {
 
 #[tokio::test]
 async fn etcd_may_start_after_the_agents() {
-    let mut etcd = EtcdServer::start(EtcdOptions::default()).await;
-    etcd.kill();
-    let job = Job::on(&etcd, "2");
+    let mut job = Job::on_etcd("2").await;
+    job.etcd_mut().kill();
     let mut agents = job.start_all(["a", "b"]);
     agents[0].says("waiting for it", LIMIT).await;
-    etcd.restart().await;
-    job.runs(1, 2).await.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0]);
+    job.etcd_mut().restart().await;
+    job.runs(1, 2).await;
+    job.succeeds(&mut agents).await;
 }
 
 #[tokio::test]
@@ -82,9 +73,8 @@ async fn tls_on_one_side_alone_is_named() {
 
 #[tokio::test]
 async fn a_wrong_password_is_named() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    etcd.enable_auth("root-secret", "secret").await;
-    let job = Job::on(&etcd, "1").conf("user", "trainer");
+    let job = Job::on_etcd("1").await.conf("user", "trainer");
+    job.etcd().enable_auth("root-secret", "secret").await;
     let file = job.path("password");
     std::fs::write(&file, "guess").unwrap();
     let job = job.conf("password_file", file.to_str().unwrap());
@@ -100,8 +90,7 @@ async fn a_wrong_password_is_named() {
 
 #[tokio::test]
 async fn flags_that_mean_nothing_are_refused_at_once() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1");
+    let job = Job::on_etcd("1").await;
     for nodes in ["3:1", "0", "-1", "a:b"] {
         let flag = format!("--nnodes={nodes}");
         let mut agent = job.start_with("a", &[&flag]);
@@ -112,45 +101,40 @@ async fn flags_that_mean_nothing_are_refused_at_once() {
         let mut agent = job.start_with("a", &[&format!("--rdzv-id={id}")]);
         is_refused(&mut agent, 2, &["--rdzv-id"]).await;
     }
-    assert_eq!(job.record(&etcd, "").await, None, "nothing was written");
+    assert_eq!(job.record("").await, None, "nothing was written");
 }
 
 #[tokio::test]
 async fn nodes_that_disagree_hear_both_values() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2");
+    let job = Job::on_etcd("1:2").await;
     let mut first = job.start("a");
     let round = job.runs(1, 1).await;
     let mut second = job.start_with("b", &["--nnodes=2:4"]);
     is_refused(&mut second, 1, &["1:2", "2:4"]).await;
     assert_eq!(job.runs(1, 1).await, round, "the first continues undisturbed");
-    round.exit(0);
-    assert_eq!(first.exit(LIMIT).await, 0);
+    job.succeeds([&mut first]).await;
 }
 
 #[tokio::test]
 async fn workers_see_the_jobs_restarts_whatever_flag_their_node_has() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "1:2");
+    let job = job_on("1:2").await;
     let mut a = job.start("a");
     places(&job, 0, 1).await;
     // An operator has changed the job, so nodes with other flags are let in.
-    ctl(&etcd, &["set", "job", "--max", "3"]).await;
+    job.ctl_ok(&["set", "job", "--max", "3"]).await;
     let mut b = job.start_with("b", &["--max-restarts=7"]);
     let two = places(&job, 1, 2).await;
     let mut c = job.start_with("c", &["--max-restarts=8", "--warm-up=60"]);
     places(&job, round(&two), 3).await;
-    for worker in json_lines(&job.path("started")) {
+    for worker in job.lines("started") {
         assert_eq!(worker["TORCHELASTIC_MAX_RESTARTS"], "3", "{worker}");
     }
-    touch(&job, "done");
-    assert_eq!(exits([&mut a, &mut b, &mut c]).await, [0, 0, 0]);
+    done(&job, [&mut a, &mut b, &mut c]).await;
 }
 
 #[tokio::test]
 async fn what_cannot_run_is_refused_before_anything_is_joined() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").program(["/no/such/program"]);
+    let job = Job::on_etcd("1").await.program(["/no/such/program"]);
     is_refused(&mut job.start("a"), 1, &["/no/such/program", "does not exist"]).await;
 
     let file = job.path("not-executable");
@@ -167,13 +151,12 @@ async fn what_cannot_run_is_refused_before_anything_is_joined() {
     // The folder lies below a file, since root may write into any folder.
     let below = file.join("logs").display().to_string();
     is_refused(&mut job.start_with("a", &[&format!("--log-dir={below}")]), 1, &[&below]).await;
-    assert_eq!(job.record(&etcd, "").await, None, "nothing was written");
+    assert_eq!(job.record("").await, None, "nothing was written");
 }
 
 #[tokio::test]
 async fn a_checkpoint_folder_that_cannot_be_is_the_jobs_cause() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--max-restarts=0");
+    let job = Job::on_etcd("1").await.flag("--max-restarts=0");
     let file = job.path("file");
     std::fs::write(&file, "").unwrap();
     let folder = file.join("checkpoints").display().to_string();
@@ -188,8 +171,7 @@ async fn a_checkpoint_folder_that_cannot_be_is_the_jobs_cause() {
 
 #[tokio::test]
 async fn a_checkpoint_folder_that_is_gone_is_named_and_can_be_given_up() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--max-restarts=0");
+    let job = Job::on_etcd("1").await.flag("--max-restarts=0");
     let folder = job.path("checkpoints");
     let trainer = binary("elastic-trainer").display().to_string();
     let train = [trainer, "digits".into(), "--epochs=1".into(), format!("--checkpoint-dir={}", folder.display())];
@@ -203,7 +185,7 @@ async fn a_checkpoint_folder_that_is_gone_is_named_and_can_be_given_up() {
 
     // When it is started again, then it does not begin again unasked: it names the step, the file and the way out
     let job = job.program(train);
-    let step = job.record(&etcd, "checkpoint").await.unwrap()["step"].to_string();
+    let step = job.record("checkpoint").await.unwrap()["step"].to_string();
     let mut agent = job.start("a");
     assert_eq!(agent.exit(LIMIT).await, JOB_FAILED);
     let output = agent.output();
@@ -212,25 +194,17 @@ async fn a_checkpoint_folder_that_is_gone_is_named_and_can_be_given_up() {
     }
 
     // And that way out works
-    let dropped = ctl(&etcd, &["drop-checkpoint", "job"]).await;
+    let dropped = job.ctl_ok(&["drop-checkpoint", "job"]).await;
     assert!(dropped.contains(&format!("dropped step {step}")), "{dropped}");
     let mut agent = job.start("a");
     assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
-    assert!(ctl(&etcd, &["drop-checkpoint", "job"]).await.contains(&format!("dropped step {step}")));
-    assert!(ctl(&etcd, &["drop-checkpoint", "job"]).await.contains("there was none"));
-}
-
-/// What `elasticctl` prints on this etcd.
-async fn ctl(etcd: &EtcdServer, args: &[&str]) -> String {
-    let ended = output("elasticctl", &[&["--etcd", &etcd.address()], args].concat(), LIMIT).await;
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
-    String::from_utf8_lossy(&ended.stdout).into_owned()
+    assert!(job.ctl_ok(&["drop-checkpoint", "job"]).await.contains(&format!("dropped step {step}")));
+    assert!(job.ctl_ok(&["drop-checkpoint", "job"]).await.contains("there was none"));
 }
 
 #[tokio::test]
 async fn an_agent_started_twice_is_refused_with_the_owner_of_its_name() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2");
+    let job = Job::on_etcd("1:2").await;
     let mut first = job.start("a");
     let round = job.runs(1, 1).await;
     let mut second = job.start("a");
@@ -243,12 +217,11 @@ async fn an_agent_started_twice_is_refused_with_the_owner_of_its_name() {
 /// torchrun unpickles what it finds in the store.
 #[tokio::test]
 async fn what_others_wrote_into_the_store_is_refused_and_never_run() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1");
+    let job = Job::on_etcd("1").await;
     let ran = job.path("ran");
     let pickle = format!("cos\nsystem\n(S'touch {}'\ntR.", ran.display());
-    let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
-    etcd.client().await.put(keys.round(), pickle, None).await.unwrap();
+    let keys = job.keys();
+    job.etcd().client().await.put(keys.round(), pickle, None).await.unwrap();
     is_refused(&mut job.start("a"), 1, &[&keys.round(), "is not one of ours"]).await;
     assert!(!ran.exists());
 }

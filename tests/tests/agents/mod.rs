@@ -25,7 +25,6 @@ mod peer_tls;
 mod preemption;
 mod preflight;
 mod progress;
-pub(crate) mod python;
 mod quiescing;
 mod records;
 mod shares;

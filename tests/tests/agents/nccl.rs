@@ -1,17 +1,10 @@
 //! Training on GPUs that sums over NCCL, through changes of its group. The GPU and NCCL are doubles: these tests say
 //! nothing about real ones.
 
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
-
-use elastic_tests::agents::{Agent, Job, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
 use crate::agents::double::{cache, driver, prefix};
+use crate::agents::final_save::undisturbed_checksum;
 use crate::agents::live::{Worker, workers};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -30,7 +23,7 @@ fn variables() -> [(&'static str, PathBuf); 3] {
 /// Waits until a round trains with so many workers, a while after `step`: its last step.
 async fn gets_on(job: &Job, world_size: u64, after: u64) -> u64 {
     eventually(&format!("{world_size} train"), LONG, async || {
-        let lines = json_lines(&job.path("trace"));
+        let lines = job.lines("trace");
         let last = lines.iter().rfind(|line| line["event"] == "step")?;
         let step = last["step"].as_u64()?;
         (last["world_size"] == world_size && step > after + 20).then_some(step)
@@ -40,20 +33,15 @@ async fn gets_on(job: &Job, world_size: u64, after: u64) -> u64 {
 
 #[tokio::test]
 async fn a_communicator_shrinks_and_grows_with_its_group_and_no_bit_changes() {
-    let trainer = binary("elastic-trainer");
     // Trained alone first: this also compiles the kernels once, instead of in three workers at the same time.
-    let alone = Command::new(&trainer).args(TRAINING.split(' ')).envs(variables()).output().unwrap();
-    let printed = String::from_utf8(alone.stdout).unwrap();
-    let checksum = printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap();
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let mut job = Job::on(&etcd, "1:3").flag("--max-restarts=10").conf("last_call_timeout", "100ms");
+    let words: Vec<&str> = TRAINING.split(' ').collect();
+    let checksum = undisturbed_checksum(&words, &variables());
+    let mut job = Job::on_etcd("1:3").await.flag("--max-restarts=10").conf("last_call_timeout", "100ms");
     let library = format!("--nccl-library={}", fake().display());
-    let trace = format!("--trace={}", job.path("trace").display());
     for (name, value) in variables() {
         job = job.env(name, value);
     }
-    let program = [trainer.to_str().unwrap()].into_iter().chain(TRAINING.split(' '));
-    let job = job.program(program.chain([&library[..], &trace, "--collectives=nccl"]));
+    let job = job.trainer([&words[..], &[&library, "--collectives=nccl"]].concat());
     let mut agents = job.start_all(["a", "b", "c"]);
     let step = gets_on(&job, 3, 0).await;
     let first = workers(&job);
@@ -68,7 +56,7 @@ async fn a_communicator_shrinks_and_grows_with_its_group_and_no_bit_changes() {
     let step = gets_on(&job, 3, step).await;
     assert!(alive(&at("a")) && alive(&at("b")), "{first:?} {:?}", workers(&job));
     // When a worker dies, then another takes its place
-    kill_process(Pid::from_raw(first[&at("b")]).unwrap(), Signal::KILL).unwrap();
+    send(first[&at("b")], Signal::KILL);
     eventually("another worker", LONG, async || {
         workers(&job).get(&at("b")).filter(|pid| **pid != first[&at("b")]).copied()
     })
@@ -80,7 +68,7 @@ async fn a_communicator_shrinks_and_grows_with_its_group_and_no_bit_changes() {
     for agent in &mut agents {
         assert_eq!(agent.exit(LONG).await, 0, "{}", agent.output());
     }
-    assert!(agents.iter().map(Agent::output).collect::<String>().contains(checksum), "not {checksum}");
+    assert!(agents.iter().map(Agent::output).collect::<String>().contains(&checksum), "not {checksum}");
     // And the communicator went from group to group in the quickest ways.
     let logged = agents[0].output();
     let ways: Vec<&str> = logged.lines().filter(|line| line.contains("NCCL's communicator is made")).collect();

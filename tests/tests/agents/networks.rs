@@ -3,15 +3,10 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
-use std::process::Command;
 
-use elastic_tests::agents::{Agent, Job, LIMIT, exits};
-use elastic_tests::requirement::skip;
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 use crate::agents::peer_tls::Pki;
-use crate::agents::python::{noted, python};
 
 /// Two hosts, each booted by itself and on two networks; the default route leads into the first, the store is in the
 /// second. Each has an `/etc/hosts` of its own, and no name server.
@@ -135,7 +130,7 @@ fn job(flags: &[&str], env: &[(&str, &str)]) -> Job {
     for (name, value) in env {
         job = job.env(name, value);
     }
-    python(job, MEETS)
+    job.python(MEETS)
 }
 
 /// A job whose store is served by the first host, at `address`, when it has ended well. The flags are each agent's.
@@ -151,7 +146,7 @@ async fn meets(hosts: &Hosts, address: &str, flags: [&[&str]; 2], env: &[(&str, 
 
 /// The environment of workers on each host: master, gloo's interface, NCCL's. The master first, which is the same.
 fn told(job: &Job) -> (String, [String; 2]) {
-    let told = ["a", "b"].map(|node| noted(job, &format!("told-{node}")));
+    let told = ["a", "b"].map(|node| job.read(&format!("told-{node}")));
     let of =
         |told: &str| told.trim().split_once(' ').map(|(master, rest)| (master.to_owned(), rest.to_owned())).unwrap();
     let [(master, a), (same, b)] = [of(&told[0]), of(&told[1])];
@@ -166,7 +161,7 @@ async fn the_network_that_leads_to_the_store_is_the_workers_too() {
     let (master, interfaces) = told(&job);
     assert!(["10.77.2.1", "10.77.2.2"].contains(&&*master), "{master}");
     assert_eq!(interfaces, ["- -", "- -"], "gloo and NCCL choose for themselves");
-    assert!(noted(&job, "met").starts_with("10.77.2."), "{}", noted(&job, "met"));
+    assert!(job.read("met").starts_with("10.77.2."), "{}", job.read("met"));
 }
 
 #[tokio::test]
@@ -196,7 +191,7 @@ async fn the_local_address_decides_and_what_is_set_stays() {
     let (master, interfaces) = told(&job);
     assert!(["10.77.1.1", "10.77.1.2"].contains(&&*master), "{master}");
     assert_eq!(interfaces, ["net1 net2", "net1 net2"]);
-    assert!(noted(&job, "met").starts_with("10.77.1."), "{}", noted(&job, "met"));
+    assert!(job.read("met").starts_with("10.77.1."), "{}", job.read("met"));
 }
 
 #[tokio::test]
@@ -206,7 +201,7 @@ async fn with_ipv6_it_is_the_same() {
     let (master, interfaces) = told(&job);
     assert!(["fd77:2::1", "fd77:2::2"].contains(&&*master), "{master}");
     assert_eq!(interfaces, ["net2 =net2", "net2 =net2"]);
-    assert!(noted(&job, "met").starts_with("fd77:2::"), "{}", noted(&job, "met"));
+    assert!(job.read("met").starts_with("fd77:2::"), "{}", job.read("met"));
 }
 
 /// Each host's own name leads to itself alone, as Debian has it, and the other's to the second network.

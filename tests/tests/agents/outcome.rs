@@ -1,15 +1,8 @@
 //! What a failed job tells: the root cause, the same from every agent, and the logs it leaves.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LEASE, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 /// The last line that an agent with `--report=json` printed.
 fn json(agent: &Agent) -> Value {
@@ -43,13 +36,12 @@ fn text<'a>(value: &'a Value, name: &str) -> &'a str {
 #[tokio::test]
 async fn every_agent_gives_the_same_report_with_the_workers_traceback() {
     // Given a worker that records its exception, as torch's @record does, and says more on standard error,
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let recorded = r#"{"message":{"message":"ValueError: boom","extraInfo":{"py_callstack":"Traceback: frame 1\nframe 2","timestamp":"1"}}}"#;
     let program = format!(
         r#"if [ "$RANK" = 1 ]; then echo '{recorded}' > "$TORCHELASTIC_ERROR_FILE"; echo "last words" >&2; exit 3; fi
         exec sleep 1000"#
     );
-    let job = Job::on(&etcd, "3").flag("--report=json").program(["bash", "-c", &program]);
+    let job = Job::on_etcd("3").await.flag("--report=json").program(["bash", "-c", &program]);
 
     // when it fails,
     let mut agents = job.start_all(["a", "b", "c"]);
@@ -208,8 +200,7 @@ async fn attempts_that_are_too_old_leave_no_logs_if_so_asked() {
 
 #[tokio::test]
 async fn a_change_of_members_keeps_the_logs_of_the_attempt() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").flag("--redirects=2");
+    let job = Job::on_etcd("1:2").await.flag("--redirects=2");
     let mut first = job.start("a");
     job.runs(1, 1).await;
     let mut second = job.start("b");
@@ -226,28 +217,26 @@ async fn a_change_of_members_keeps_the_logs_of_the_attempt() {
         all,
         [vec!["attempt_0".to_owned()], vec!["attempt_0".into(), format!("attempt_0_round_{}", round.number)]]
     );
-    round.exit(0);
-    assert_eq!(exits([&mut first, &mut second]).await, [0, 0]);
+    job.succeeds([&mut first, &mut second]).await;
 }
 
 #[tokio::test]
 async fn a_console_that_is_not_read_costs_neither_the_lease_nor_a_line() {
     const LINES: u32 = 700_000;
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--tee=1");
+    let job = Job::on_etcd("1").await.flag("--tee=1");
     let done = job.path("done");
     let program = format!("seq 1 {LINES}; touch {}", done.display());
     let job = job.program(["bash", "-c", &program]);
 
     // Given a worker that writes more than console and pipes hold, when no one reads for longer than a lease,
     let (mut agent, mut console) = job.start_into_pipe("a");
-    let running = async || job.record(&etcd, "round").await.filter(|round| round["state"] == "running");
+    let running = async || job.record("round").await.filter(|round| round["state"] == "running");
     eventually("the round runs", LIMIT, running).await;
     tokio::time::sleep(LEASE + Duration::from_secs(2)).await;
 
     // then the node is a member still, in the same round, and its worker waits;
-    assert_eq!(job.record(&etcd, "round").await.unwrap()["number"], 1);
-    assert!(job.record(&etcd, "nodes/").await.is_some());
+    assert_eq!(job.record("round").await.unwrap()["number"], 1);
+    assert!(job.record("nodes/").await.is_some());
     assert!(!done.exists(), "the worker waits for the console");
 
     // and when someone reads, every line is there, in order.

@@ -1,15 +1,6 @@
 //! Mutual TLS among agents and coordinators, with certificates that `elasticctl certs` makes.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::Output;
-use std::time::Duration;
-
-use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::{Process, output};
-use elastic_tests::wait::eventually;
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 use super::hosted::endpoint;
 
@@ -81,15 +72,14 @@ async fn curl(pki: &Pki, certificate: bool, at: &str) -> Output {
 
 #[tokio::test]
 async fn a_job_and_its_coordinator_speak_tls_and_who_does_not_fit_is_kept_out() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let (pki, others) = (Pki::of(&["a,127.0.0.1", "b", "coordinator", "anna"]).await, Pki::of(&["d"]).await);
-    let address = etcd.address();
+    let job = Job::on_etcd("2:3").await.flag("--max-restarts=3").prompt();
+    let address = job.etcd().address();
     let replica = |flags: &[&str]| {
         let own = ["--etcd", &address, "--peer-listen", "127.0.0.1:0", "--lease-ttl", "2"];
         Process::start("elastic-coordinator", &[&own[..], flags].concat())
     };
     let plain_replica = replica(&[]);
-    let job = Job::on(&etcd, "2:3").flag("--max-restarts=3").prompt();
     let (health, a_flags, b_flags) = (free_port(), pki.flags("a"), pki.flags("b"));
     let open_health = format!("--health-port=0.0.0.0:{health}");
     let mut a = job.start_with("a", &[&words(&a_flags)[..], &[&open_health]].concat());
@@ -99,10 +89,10 @@ async fn a_job_and_its_coordinator_speak_tls_and_who_does_not_fit_is_kept_out() 
     // A replica without certificates leaves the job alone; one that has them takes the lead
     let text = "left to its agents: its agents speak TLS with each other";
     eventually("the plain replica says why", LIMIT, async || plain_replica.output().contains(text).then_some(())).await;
-    assert_ne!(job.leader(&etcd).await.split('-').next(), Some("coordinator"));
+    assert_ne!(job.leader().await.split('-').next(), Some("coordinator"));
     let web = format!("127.0.0.1:{}", free_port());
     let _replica = replica(&[&words(&pki.flags("coordinator"))[..], &["--http", &web]].concat());
-    let led = async || job.leader(&etcd).await.starts_with("coordinator").then_some(());
+    let led = async || job.leader().await.starts_with("coordinator").then_some(());
     eventually("the replica leads", LIMIT, led).await;
 
     // Nodes that cannot be of use are refused, and say why
@@ -151,9 +141,8 @@ async fn a_job_and_its_coordinator_speak_tls_and_who_does_not_fit_is_kept_out() 
     let second = job.runs_within(2, 2, AT_ONCE).await;
     b.kill();
     let mut b = job.start_with("b", &words(&b_flags));
-    let third = job.runs_within(second.number + 1, 2, AT_ONCE).await;
-    third.exit(0);
-    assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);
+    job.runs_within(second.number + 1, 2, AT_ONCE).await;
+    job.succeeds([&mut a, &mut b]).await;
 }
 
 #[tokio::test]
@@ -172,8 +161,8 @@ async fn the_store_that_an_agent_serves_is_for_those_with_a_certificate() {
     let mut b = job.start_with("b", &words(&pki.flags("b")));
     let first = job.runs(1, 2).await;
     first.of("b").kill();
-    job.runs(2, 2).await.exit(0);
-    assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);
+    job.runs(2, 2).await;
+    job.succeeds([&mut a, &mut b]).await;
 }
 
 #[tokio::test]
@@ -233,12 +222,11 @@ async fn certificates_are_never_overwritten_and_their_keys_are_only_the_owners()
 #[ignore = "make chaos: certificates must run out"]
 async fn a_job_outlives_its_certificates() {
     const VALID: Duration = Duration::from_secs(25);
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let pki = Pki::of(&[]).await;
     let valid = format!("{}s", VALID.as_secs());
     pki.makes(&["node"], &["--valid", &valid, "a", "b", "c", "late"]).await;
     let made = tokio::time::Instant::now();
-    let job = Job::on(&etcd, "2:3").flag("--max-restarts=3").prompt();
+    let job = Job::on_etcd("2:3").await.flag("--max-restarts=3").prompt();
     let flags = ["a", "b", "c", "late"].map(|name| pki.flags(name));
     let mut agents: Vec<_> =
         ["a", "b", "c"].iter().zip(&flags).map(|(name, flags)| job.start_with(name, &words(flags))).collect();
@@ -253,7 +241,7 @@ async fn a_job_outlives_its_certificates() {
     assert!(late.output().contains("has ended at"), "{}", late.output());
 
     // With its leader gone, the others meet over new connections
-    let leader = job.leader(&etcd).await;
+    let leader = job.leader().await;
     let at = agents.iter().position(|agent| agent.name == leader).unwrap();
     agents.remove(at).kill();
     let second = job.runs_within(first.number + 1, 2, AT_ONCE).await;

@@ -1,18 +1,7 @@
 //! Nodes that are asked to leave: the others hear of it at once, workers get the signal and time to save, and the next
 //! round waits for nothing else.
 
-use std::time::{Duration, Instant, SystemTime};
-
-use elastic_tests::agents::{AT_ONCE, Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::output;
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-
-use crate::agents::python::{noted, python};
-
-/// The exit code of an agent that left as planned.
-const LEFT: i32 = 3;
+use elastic_tests::prelude::*;
 
 /// On a signal it commits a checkpoint, and ends when it has the answer.
 pub(crate) const COMMITS: &str = r#"
@@ -45,7 +34,7 @@ while True: signal.pause()
 "#;
 
 fn saving(job: Job) -> Job {
-    python(job, SAVES)
+    job.python(SAVES)
 }
 
 /// Workers of this node take `seconds` to save.
@@ -61,17 +50,16 @@ fn age(job: &Job, name: &str) -> Duration {
 
 async fn is_saving(job: &Job, node: &str) {
     eventually("its worker got the signal", LIMIT, async || {
-        (!noted(job, &format!("signals-{node}")).is_empty()).then_some(())
+        (!job.read(&format!("signals-{node}")).is_empty()).then_some(())
     })
     .await;
 }
 
 #[tokio::test]
 async fn a_preempted_node_saves_and_the_others_continue_when_it_has() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "1:3").prompt().flag("--max-restarts=0").flag("--drain-grace=20"));
+    let job = saving(Job::on_etcd("1:3").await.prompt().flag("--max-restarts=0").flag("--drain-grace=20"));
     let mut a = job.start("a");
-    assert_eq!(job.leader(&etcd).await, "a");
+    assert_eq!(job.leader().await, "a");
     let [b, mut c] = job.start_all(["b", "c"]);
     job.runs(1, 3).await;
     takes(&job, "c", 2.0);
@@ -81,21 +69,21 @@ async fn a_preempted_node_saves_and_the_others_continue_when_it_has() {
     c.signal(Signal::TERM);
     // then the others are informed while it saves,
     eventually("the next round is forming", AT_ONCE, async || {
-        job.record(&etcd, "round").await.filter(|round| round["state"] == "forming")
+        job.record("round").await.filter(|round| round["state"] == "forming")
     })
     .await;
     println!("SIGTERM → the others are informed: {:?}", asked.elapsed());
-    assert_eq!(noted(&job, "checkpoint-c"), "", "it is still saving");
+    assert_eq!(job.read("checkpoint-c"), "", "it is still saving");
     is_saving(&job, "c").await;
     // and the round starts as soon as it has saved: longer than the stop grace of 3 s would have been no trouble either
     let second = job.runs(2, 2).await;
     println!("its worker gone → the next round runs: less than {:?}", age(&job, "checkpoint-c"));
     assert_eq!((second.number, second.restarts()), (2, 0));
     assert!(!second.nodes().contains(&"c"));
-    assert_eq!(noted(&job, "checkpoint-c"), "1\n");
+    assert_eq!(job.read("checkpoint-c"), "1\n");
     assert_eq!(c.exit(AT_ONCE).await, LEFT);
     assert!(c.output().contains("this node has left the job"), "{}", c.output());
-    let heard = json_lines(&job.path("heard-c"));
+    let heard = job.lines("heard-c");
     let draining = heard.iter().find(|line| line["type"] == "draining").expect("it was informed");
     assert_eq!(draining["grace_ms"], 20_000);
 
@@ -106,14 +94,13 @@ async fn a_preempted_node_saves_and_the_others_continue_when_it_has() {
     println!("SIGTERM to the leader → the next round runs: {:?}", asked.elapsed());
     assert_eq!(third.nodes(), ["b"]);
     assert_eq!(a.exit(AT_ONCE).await, LEFT);
-    assert_eq!(job.leader(&etcd).await, "b");
+    assert_eq!(job.leader().await, "b");
     b.signal(Signal::TERM);
 }
 
 #[tokio::test]
 async fn what_a_leaving_worker_commits_after_the_signal_is_resumed_from() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = python(Job::on(&etcd, "1:2").flag("--max-restarts=0"), COMMITS);
+    let job = Job::on_etcd("1:2").await.flag("--max-restarts=0").python(COMMITS);
     let [a, mut b] = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
 
@@ -121,19 +108,18 @@ async fn what_a_leaving_worker_commits_after_the_signal_is_resumed_from() {
     b.signal(Signal::TERM);
     // then the commit is taken,
     assert_eq!(b.exit(LIMIT).await, LEFT);
-    let heard = json_lines(&job.path("heard-b"));
+    let heard = job.lines("heard-b");
     let answer = heard.iter().find(|line| line["id"] == 1).expect("an answer");
     assert_eq!((&answer["type"], &answer["step"]), (&"committed".into(), &41.into()), "{answer}");
     // and the next round resumes from it.
     job.runs(2, 1).await;
-    assert_eq!(job.record(&etcd, "round").await.unwrap()["checkpoint"]["step"], 41);
+    assert_eq!(job.record("round").await.unwrap()["checkpoint"]["step"], 41);
     a.signal(Signal::TERM);
 }
 
 #[tokio::test]
 async fn a_job_that_is_stopped_as_a_whole_ends_at_once_and_starts_again_at_once() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "2:3").prompt().flag("--max-restarts=0"));
+    let job = saving(Job::on_etcd("2:3").await.prompt().flag("--max-restarts=0"));
     let mut agents = job.start_all(["a", "b", "c"]);
     job.runs(1, 3).await;
     takes(&job, "b", 0.5);
@@ -143,8 +129,8 @@ async fn a_job_that_is_stopped_as_a_whole_ends_at_once_and_starts_again_at_once(
     assert_eq!(exits(&mut agents).await, [LEFT; 3]);
     println!("SIGTERM to all → the last agent has ended: {:?}", asked.elapsed());
     assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
-    assert_eq!(["a", "b", "c"].map(|node| noted(&job, &format!("checkpoint-{node}"))), ["1\n"; 3]);
-    assert_eq!(job.record(&etcd, "nodes/").await, None);
+    assert_eq!(["a", "b", "c"].map(|node| job.read(&format!("checkpoint-{node}"))), ["1\n"; 3]);
+    assert_eq!(job.record("nodes/").await, None);
 
     // When it is started again, then no one waits for those that said that they had left
     let begun = Instant::now();
@@ -158,8 +144,7 @@ async fn a_job_that_is_stopped_as_a_whole_ends_at_once_and_starts_again_at_once(
 
 #[tokio::test]
 async fn who_saves_for_too_long_is_killed_when_the_grace_is_over() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "1:2").prompt().flag("--max-restarts=0").flag("--drain-grace=1"));
+    let job = saving(Job::on_etcd("1:2").await.prompt().flag("--max-restarts=0").flag("--drain-grace=1"));
     let [mut a, mut b] = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
     takes(&job, "b", 1000.0);
@@ -167,15 +152,13 @@ async fn who_saves_for_too_long_is_killed_when_the_grace_is_over() {
     b.signal(Signal::TERM);
     assert_eq!(job.runs_within(2, 1, AT_ONCE).await.nodes(), ["a"]);
     assert_eq!(b.exit(AT_ONCE).await, LEFT);
-    assert_eq!((noted(&job, "signals-b").as_str(), noted(&job, "checkpoint-b").as_str()), ("SIGTERM\n", ""));
-    a.signal(Signal::TERM);
-    assert_eq!(a.exit(AT_ONCE).await, LEFT);
+    assert_eq!((job.read("signals-b").as_str(), job.read("checkpoint-b").as_str()), ("SIGTERM\n", ""));
+    job.leaves([&mut a]).await;
 }
 
 #[tokio::test]
 async fn the_second_signal_means_now() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "1:2").prompt().flag("--max-restarts=0").flag("--drain-grace=1000"));
+    let job = saving(Job::on_etcd("1:2").await.prompt().flag("--max-restarts=0").flag("--drain-grace=1000"));
     let [mut a, mut b] = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
     takes(&job, "b", 1000.0);
@@ -185,8 +168,7 @@ async fn the_second_signal_means_now() {
     b.signal(Signal::TERM);
     assert_eq!(b.exit(AT_ONCE).await, LEFT);
     assert_eq!(job.runs_within(2, 1, AT_ONCE).await.nodes(), ["a"]);
-    a.signal(Signal::TERM);
-    assert_eq!(a.exit(AT_ONCE).await, LEFT);
+    job.leaves([&mut a]).await;
 }
 
 #[tokio::test]
@@ -198,7 +180,7 @@ async fn workers_get_the_signal_that_the_agent_got() {
         job.runs(1, 1).await;
         agent.signal(signal);
         assert_eq!(agent.exit(AT_ONCE).await, LEFT);
-        assert_eq!((noted(&job, "signals-a").as_str(), noted(&job, "checkpoint-a").is_empty()), (name, false));
+        assert_eq!((job.read("signals-a").as_str(), job.read("checkpoint-a").is_empty()), (name, false));
     }
 }
 
@@ -213,9 +195,9 @@ async fn a_node_that_has_no_place_yet_leaves_at_once() {
     // Given one that waits for a second node
     let job = saving(Job::on(&etcd, "2").prompt());
     let mut alone = job.start("a");
-    eventually("it is known", LIMIT, async || job.record(&etcd, "nodes/a").await).await;
+    eventually("it is known", LIMIT, async || job.record("nodes/a").await).await;
     leaves(&mut alone).await;
-    assert_eq!((job.record(&etcd, "nodes/").await, job.workers().len()), (None, 0));
+    assert_eq!((job.record("nodes/").await, job.workers().len()), (None, 0));
 
     // and one whose store does not answer
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -240,30 +222,28 @@ async fn an_operator_drains_a_node_as_a_signal_would() {
     assert!(drained.status.success(), "{drained:?}");
     assert_eq!(job.runs_within(2, 1, AT_ONCE).await.nodes(), ["a"]);
     assert_eq!(b.exit(AT_ONCE).await, LEFT);
-    assert_eq!(noted(&job, "checkpoint-b"), "1\n");
-    let heard = json_lines(&job.path("heard-b"));
+    assert_eq!(job.read("checkpoint-b"), "1\n");
+    let heard = job.lines("heard-b");
     let types: Vec<&str> = heard.iter().filter_map(|line| line["type"].as_str()).collect();
     assert_eq!(types, ["welcome", "draining", "forming"]);
     assert_eq!(heard[1]["grace_ms"], 20_000);
     // The others are stopped, but not drained.
-    assert!(!noted(&job, "heard-a").contains("draining"));
-    a.signal(Signal::TERM);
-    assert_eq!(a.exit(AT_ONCE).await, LEFT);
+    assert!(!job.read("heard-a").contains("draining"));
+    job.leaves([&mut a]).await;
 }
 
 #[tokio::test]
 async fn without_the_store_workers_get_their_signal_all_the_same() {
-    let mut etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "2").flag("--max-restarts=0"));
+    let mut job = saving(Job::on_etcd("2").await.flag("--max-restarts=0"));
     let mut agents = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
 
-    etcd.kill();
+    job.etcd_mut().kill();
     agents.iter().for_each(|agent| agent.signal(Signal::TERM));
     for agent in &mut agents {
         assert_eq!(agent.exit(LIMIT).await, LEFT);
     }
-    assert_eq!(["a", "b"].map(|node| noted(&job, &format!("checkpoint-{node}"))), ["1\n"; 2]);
+    assert_eq!(["a", "b"].map(|node| job.read(&format!("checkpoint-{node}"))), ["1\n"; 2]);
 }
 
 /// A worker and its agent get a signal at the same time, as systemd, Slurm and others send it to a whole cgroup. It

@@ -1,11 +1,6 @@
 //! Machines that are checked before their node joins. The GPUs are a stand-in's: see `gpus`.
 
-use std::process::Command;
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Agent, Job, LIMIT};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::requirement::skip;
+use elastic_tests::prelude::*;
 
 use crate::agents::gpus::with_library;
 
@@ -19,7 +14,7 @@ async fn an_unfit_machine_never_joins_and_says_all_that_is_wrong() {
     let mut a = job.start_with("a", &["--preflight", "--preflight-command=true"]);
     a.says("preflight: GPU 0 is healthy", LIMIT).await;
     a.says("preflight: `true` finds this machine fit", LIMIT).await;
-    let round = job.runs(1, 1).await;
+    job.runs(1, 1).await;
 
     // Another machine of the job, whose GPU has had memory errors.
     let other = with_library(Job::on(&etcd, "1:2"), r#"{"GPU-b",0,2,0,{0},3,1}"#);
@@ -34,11 +29,10 @@ async fn an_unfit_machine_never_joins_and_says_all_that_is_wrong() {
     ] {
         assert!(said.contains(finding), "{finding:?}: {said}");
     }
-    let nodes = job.records(&etcd, "nodes/").await;
+    let nodes = job.records("nodes/").await;
     assert!(nodes.len() == 1 && nodes[0]["name"] == "a", "{nodes:?}");
     assert_eq!(job.round().map(|round| round.number), Some(1), "the others continue");
-    round.exit(0);
-    assert_eq!(a.exit(LIMIT).await, 0);
+    job.succeeds([&mut a]).await;
 }
 
 #[tokio::test]
@@ -86,8 +80,7 @@ async fn a_machine_behind_a_slow_link_never_joins() {
     if !Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success()) {
         return skip("NETNS", "no mount namespace can be made");
     }
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2");
+    let job = Job::on_etcd("1:2").await;
     let nobody = "preflight, unknown: bandwidth to a node of the job: no node of it is on another machine yet";
 
     // The first has no one to measure from.
@@ -107,7 +100,7 @@ async fn a_machine_behind_a_slow_link_never_joins() {
         assert!(said.contains(part), "{part:?}: {said}");
     }
     a.says("measures its bandwidth to here", LIMIT).await;
-    let nodes = job.records(&etcd, "nodes/").await;
+    let nodes = job.records("nodes/").await;
     assert!(nodes.len() == 1 && nodes[0]["name"] == "a", "{nodes:?}");
     assert_eq!(job.round().map(|round| round.number), Some(1), "the others continue");
 

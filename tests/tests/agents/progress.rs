@@ -1,11 +1,7 @@
 //! How far a job has come: told by its workers, kept in the store, shown by `elasticctl`.
 
-use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::output;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
-use super::python::python;
 use super::watchdog::get;
 
 /// In round 1 does steps 1 to 30, and then rank 1 fails. Later it continues after step 20, to step 60.
@@ -25,8 +21,7 @@ sys.exit(round == 1 and rank == 1)
 
 #[tokio::test]
 async fn steps_are_kept_over_rounds_and_shown() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = python(Job::on(&etcd, "2").flag("--max-restarts=1"), WORKER);
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1").python(WORKER);
     let ports = [free_port(), free_port()].map(|port| port.to_string());
     let start = |name, port| job.start_with(name, &[&format!("--health-port={port}")]);
     let mut agents = [start("a", &ports[0]), start("b", &ports[1])];
@@ -34,11 +29,11 @@ async fn steps_are_kept_over_rounds_and_shown() {
     // Given a round whose last steps are younger than the last record, when it ends
     let told = async |round: u64, step: u64| {
         eventually(&format!("step {step} of round {round} is reported"), LIMIT, async || {
-            job.record(&etcd, "progress").await.filter(|told| told["round"] == round && told["step"] == step)
+            job.record("progress").await.filter(|told| told["round"] == round && told["step"] == step)
         })
         .await
     };
-    std::fs::write(job.path("go-1"), "").unwrap();
+    job.write("go-1", "");
     // Then the store knows them,
     let first = told(1, 30).await;
     assert_eq!((&first["total_steps"], &first["epoch"], &first["loss"]), (&100.into(), &2.into(), &0.25.into()));
@@ -55,7 +50,7 @@ async fn steps_are_kept_over_rounds_and_shown() {
     .await;
 
     // and after the next one the job's last step, of which a quarter was done before.
-    std::fs::write(job.path("go-2"), "").unwrap();
+    job.write("go-2", "");
     assert_eq!(exits(&mut agents).await, [0, 0]);
     let last = told(2, 60).await;
     assert_eq!(last["since_ms"], first["since_ms"]);
@@ -64,16 +59,11 @@ async fn steps_are_kept_over_rounds_and_shown() {
     let whole = last["at_ms"].as_u64().unwrap() - last["since_ms"].as_u64().unwrap();
     assert!(spent(&last) < whole, "rendezvous and lost steps are not productive: {last}");
 
-    let shown = async |args: &[&str]| {
-        let address = etcd.address();
-        let args = [&["--etcd", &address], args].concat();
-        String::from_utf8(output("elasticctl", &args, LIMIT).await.stdout).unwrap()
-    };
-    let text = shown(&["describe", "job"]).await;
+    let text = job.ctl_ok(&["describe", "job"]).await;
     assert!(text.contains("step 60 of 100 (60 %), epoch 2, loss 0.2500, steps a second: "), "{text}");
-    let text = shown(&["jobs"]).await;
+    let text = job.ctl_ok(&["jobs"]).await;
     assert!(text.contains("60/100"), "{text}");
-    let json: serde_json::Value = serde_json::from_str(&shown(&["describe", "job", "-o", "json"]).await).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&job.ctl_ok(&["describe", "job", "-o", "json"]).await).unwrap();
     assert!(json["progress"]["goodput"].as_f64().is_some_and(|goodput| goodput > 0.0 && goodput < 1.0), "{json}");
 }
 
@@ -86,9 +76,8 @@ sys.exit("the next sample cannot be read")
 
 #[tokio::test]
 async fn a_job_that_keeps_failing_at_the_same_step_ends() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--max-restarts=50").flag("--restarts-without-progress=2");
-    let job = python(job, STUCK);
+    let job = Job::on_etcd("1").await.flag("--max-restarts=50").flag("--restarts-without-progress=2");
+    let job = job.python(STUCK);
     let mut agent = job.start("a");
     assert_eq!(exits(std::slice::from_mut(&mut agent)).await, [JOB_FAILED]);
 
@@ -96,7 +85,7 @@ async fn a_job_that_keeps_failing_at_the_same_step_ends() {
     let reason = "the next sample cannot be read (exit code 1); \
                   no new step after step 8 in 2 restarts (--restarts-without-progress)";
     assert!(output.contains(reason), "{output}");
-    let round = job.record(&etcd, "round").await.unwrap();
+    let round = job.record("round").await.unwrap();
     // Step 7, step 8, and twice no further.
     assert_eq!((&round["number"], &round["restarts"], &round["state"]), (&4.into(), &3.into(), &"failed".into()));
     assert_eq!((&round["cause"]["step"], &round["advance"]["furthest_step"]), (&8.into(), &8.into()));
@@ -115,12 +104,12 @@ async fn a_job_whose_program_fails_the_same_way_right_after_each_start_ends() {
                   the same failure within a minute of the start in 3 restarts in a row, and no new step: \
                   --restarts-without-progress says how many such restarts there may be";
     assert!(output.contains(reason), "{output}");
-    let round = job.record(&etcd, "round").await.unwrap();
+    let round = job.record("round").await.unwrap();
     assert_eq!((&round["restarts"], &round["state"]), (&3.into(), &"failed".into()));
 
     // Who says how many there may be has them.
     let patient = Job::on(&etcd, "1").named("patient").flag("--max-restarts=50").flag("--exclude-after=0");
     let patient = patient.flag("--restarts-without-progress=5").program(["sh", "-c", script]);
     assert_eq!(exits(std::slice::from_mut(&mut patient.start("a"))).await, [JOB_FAILED]);
-    assert_eq!(patient.record(&etcd, "round").await.unwrap()["restarts"], 5);
+    assert_eq!(patient.record("round").await.unwrap()["restarts"], 5);
 }

@@ -1,14 +1,7 @@
 //! Workers that know about rounds: which of them keep their process when the group changes. They are written in Python
 //! and use only its standard library, as users may write them.
 
-use std::collections::BTreeMap;
-use std::time::Instant;
-
-use elastic_tests::agents::{Job, LEASE, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 /// Writes down each assignment that it gets. Files tell it whether to know about rounds, and whether to quiesce.
 const WORKER: &str = r#"
@@ -55,29 +48,21 @@ while not (folder / "done").exists():
         say(type="request_round", id=5, round=int((folder / "round").read_text()), reason="a cable is loose")
 "#;
 
-pub(crate) fn job_on(etcd: &EtcdServer, nnodes: &str) -> Job {
-    let job = Job::on(etcd, nnodes).flag("--max-restarts=3");
-    let script = job.path("worker.py");
-    std::fs::write(&script, WORKER).unwrap();
-    let folder = job.path("").display().to_string();
-    job.program(["python3".to_owned(), script.display().to_string(), folder])
-}
-
-pub(crate) fn touch(job: &Job, name: &str) {
-    std::fs::write(job.path(name), "").unwrap();
+pub(crate) async fn job_on(nnodes: &str) -> Job {
+    Job::on_etcd(nnodes).await.flag("--max-restarts=3").python_script(WORKER)
 }
 
 /// A worker by node and local rank.
 pub(crate) type Worker = (String, u64);
 
-pub(crate) fn pid(line: &Value) -> i32 {
-    i32::try_from(line["pid"].as_i64().unwrap()).unwrap()
+pub(crate) fn pid(line: &Value) -> u32 {
+    u32::try_from(line["pid"].as_u64().unwrap()).unwrap()
 }
 
 /// The places of a round later than `after`, of a world of this size, once all have theirs.
 pub(crate) async fn places(job: &Job, after: u64, world_size: u64) -> BTreeMap<Worker, Value> {
     eventually(&format!("a world of {world_size} after round {after}"), LIMIT, async || {
-        let lines = json_lines(&job.path("places"));
+        let lines = job.lines("places");
         let newest = lines.iter().filter_map(|line| line["round"].as_u64()).max().filter(|round| *round > after)?;
         let of_round = lines.into_iter().filter(|line| line["round"] == newest && line["world_size"] == world_size);
         let worker = |line: &Value| (line["node"].as_str().unwrap().to_owned(), line["local_rank"].as_u64().unwrap());
@@ -95,14 +80,19 @@ pub(crate) fn round(places: &BTreeMap<Worker, Value>) -> u64 {
     places.values().next().unwrap()["round"].as_u64().unwrap()
 }
 
+/// Lets all workers end, and sees the agents do so.
+pub(crate) async fn done<'a>(job: &Job, agents: impl IntoIterator<Item = &'a mut Agent>) {
+    job.write("done", "");
+    job.ended(agents, 0).await;
+}
+
 pub(crate) fn kill(line: &Value) {
-    kill_process(Pid::from_raw(pid(line)).unwrap(), Signal::KILL).unwrap();
+    send(pid(line), Signal::KILL);
 }
 
 #[tokio::test]
 async fn a_worker_that_quiesces_keeps_its_process_while_nodes_come_and_go() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "1:2");
+    let job = job_on("1:2").await;
     let mut a = job.start("a");
     let alone = places(&job, 0, 1).await;
 
@@ -125,16 +115,14 @@ async fn a_worker_that_quiesces_keeps_its_process_while_nodes_come_and_go() {
     b.kill();
     let again = places(&job, round(&two), 1).await;
     assert_eq!(pid(of(&again, "a", 0)), pid(of(&alone, "a", 0)));
-    touch(&job, "done");
-    assert_eq!(exits([&mut a]).await, [0]);
-    assert_eq!(json_lines(&job.path("stopped")), Vec::<Value>::new());
-    assert_eq!(json_lines(&job.path("errors")), Vec::<Value>::new());
+    done(&job, [&mut a]).await;
+    assert_eq!(job.lines("stopped"), Vec::<Value>::new());
+    assert_eq!(job.lines("errors"), Vec::<Value>::new());
 }
 
 #[tokio::test]
 async fn only_a_dead_workers_process_is_started_again_and_costs_a_restart() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "2").flag("--nproc-per-node=2");
+    let job = job_on("2").await.flag("--nproc-per-node=2");
     let mut agents = job.start_all(["a", "b"]);
     let first = places(&job, 0, 4).await;
     kill(of(&first, "a", 1));
@@ -145,14 +133,12 @@ async fn only_a_dead_workers_process_is_started_again_and_costs_a_restart() {
         assert_eq!(second[worker]["rank"], line["rank"], "{worker:?}");
         assert_eq!(second[worker]["restart_count"], 1);
     }
-    touch(&job, "done");
-    assert_eq!(exits(&mut agents).await, [0, 0]);
+    done(&job, &mut agents).await;
 }
 
 #[tokio::test]
 async fn a_worker_that_quiesces_waits_for_as_long_as_a_node_is_missing() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "2");
+    let job = job_on("2").await;
     let [mut a, mut b] = job.start_all(["a", "b"]);
     let first = places(&job, 0, 2).await;
     b.kill();
@@ -163,15 +149,13 @@ async fn a_worker_that_quiesces_waits_for_as_long_as_a_node_is_missing() {
     b = job.start("b");
     let second = places(&job, round(&first), 2).await;
     assert_eq!(pid(of(&second, "a", 0)), pid(of(&first, "a", 0)));
-    touch(&job, "done");
-    assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);
+    done(&job, [&mut a, &mut b]).await;
 }
 
 #[tokio::test]
 async fn workers_that_do_not_quiesce_in_time_are_stopped_like_any_other() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "1:2").conf("quiesce_timeout", "300ms").flag("--nproc-per-node=2");
-    touch(&job, "stubborn-a-1");
+    let job = job_on("1:2").await.conf("quiesce_timeout", "300ms").flag("--nproc-per-node=2");
+    job.write("stubborn-a-1", "");
     let mut a = job.start("a");
     let alone = places(&job, 0, 2).await;
     let mut b = job.start("b");
@@ -180,16 +164,14 @@ async fn workers_that_do_not_quiesce_in_time_are_stopped_like_any_other() {
         assert_ne!(pid(of(&both, "a", local_rank)), pid(of(&alone, "a", local_rank)));
     }
     assert!(a.output().contains("did not quiesce within quiesce_timeout"), "{}", a.output());
-    assert_eq!(json_lines(&job.path("stopped")).len(), 2, "politely");
-    touch(&job, "done");
-    assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);
+    assert_eq!(job.lines("stopped").len(), 2, "politely");
+    done(&job, [&mut a, &mut b]).await;
 }
 
 #[tokio::test]
 async fn a_node_of_which_one_worker_does_not_know_about_rounds_restarts_all_of_its_own() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "2:3");
-    touch(&job, "unaware-a-1");
+    let job = job_on("2:3").await;
+    job.write("unaware-a-1", "");
     let [mut a, mut b] = [("a", "2"), ("b", "1")].map(|(node, slots)| {
         let slots = format!("--nproc-per-node={slots}");
         job.start_with(node, &[&slots])
@@ -200,37 +182,31 @@ async fn a_node_of_which_one_worker_does_not_know_about_rounds_restarts_all_of_i
     for (worker, line) in &first {
         assert_eq!(pid(line) == pid(&second[worker]), worker.0 == "b", "{worker:?}");
     }
-    touch(&job, "done");
-    assert_eq!(exits([&mut a, &mut b, &mut c]).await, [0, 0, 0]);
+    done(&job, [&mut a, &mut b, &mut c]).await;
 }
 
 #[tokio::test]
 async fn quiescing_out_of_turn_is_an_error() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "1");
-    touch(&job, "hasty-a-0");
+    let job = job_on("1").await;
+    job.write("hasty-a-0", "");
     let mut a = job.start("a");
-    let errors = eventually("both errors", LIMIT, async || {
-        Some(json_lines(&job.path("errors"))).filter(|errors| errors.len() == 2)
-    })
-    .await;
+    let errors =
+        eventually("both errors", LIMIT, async || Some(job.lines("errors")).filter(|errors| errors.len() == 2)).await;
     let says = |at: usize, what: &str| errors[at]["message"].as_str().unwrap().contains(what);
     assert!(says(0, "only a worker that has registered with `round_aware`"), "{errors:?}");
     assert!(says(1, "no round is forming"), "{errors:?}");
-    touch(&job, "done");
-    assert_eq!(exits([&mut a]).await, [0]);
+    done(&job, [&mut a]).await;
 }
 
 #[tokio::test]
 async fn a_worker_whose_group_is_broken_asks_for_a_round_and_all_keep_their_process() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "2").flag("--nproc-per-node=2").flag("--max-restarts=1");
+    let job = job_on("2").await.flag("--nproc-per-node=2").flag("--max-restarts=1");
     let [mut a, mut b] = job.start_all(["a", "b"]);
     let first = places(&job, 0, 4).await;
     let ask = async |node: &str, round: u64, answers: usize| {
         std::fs::write(job.path("round"), round.to_string()).unwrap();
-        touch(&job, &format!("ask-{node}-1"));
-        let answered = async || (json_lines(&job.path("requested")).len() == answers).then_some(());
+        job.write(&format!("ask-{node}-1"), "");
+        let answered = async || (job.lines("requested").len() == answers).then_some(());
         eventually("the request is answered", LIMIT, answered).await;
     };
 
@@ -253,19 +229,17 @@ async fn a_worker_whose_group_is_broken_asks_for_a_round_and_all_keep_their_proc
     assert_eq!(exits([&mut a, &mut b]).await, [5, 5]);
     let reason = "the job has failed: a: the worker asks for a new round: a cable is loose";
     assert!(b.output().contains(reason), "{}", b.output());
-    assert_eq!(json_lines(&job.path("errors")), Vec::<Value>::new());
+    assert_eq!(job.lines("errors"), Vec::<Value>::new());
 }
 
 #[tokio::test]
 async fn a_worker_that_does_not_know_about_rounds_cannot_ask_for_one() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "1");
-    touch(&job, "unaware-a-0");
-    std::fs::write(job.path("round"), "1").unwrap();
-    touch(&job, "ask-a-0");
+    let job = job_on("1").await;
+    job.write("unaware-a-0", "");
+    job.write("round", "1");
+    job.write("ask-a-0", "");
     let mut a = job.start("a");
-    let refused = eventually("it is refused", LIMIT, async || json_lines(&job.path("errors")).pop()).await;
+    let refused = eventually("it is refused", LIMIT, async || job.lines("errors").pop()).await;
     assert!(refused["message"].as_str().unwrap().contains("registered with `round_aware`"), "{refused}");
-    touch(&job, "done");
-    assert_eq!(exits([&mut a]).await, [0]);
+    done(&job, [&mut a]).await;
 }

@@ -1,20 +1,15 @@
 //! Records that someone wrote by hand, or lost: a job continues, and says what is wrong.
 
-use elastic_rendezvous::job::Keys;
-use elastic_store::{Op, Store, Txn};
-use elastic_tests::agents::{AT_ONCE, JOB_FAILED, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 #[tokio::test]
 async fn one_bad_record_leaves_no_failure_unhandled() {
     // Given a job at work
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=9").flag("--restarts-without-progress=9");
+    let job = Job::on_etcd("2").await.prompt().flag("--max-restarts=9").flag("--restarts-without-progress=9");
     let mut agents = job.start_all(["a", "b"]);
     let mut round = job.runs(1, 2).await;
-    let store = etcd.store();
-    let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+    let store = job.etcd().store();
+    let keys = job.keys();
     // (a port that accepts and never answers)
     let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = mute.local_addr().unwrap().port();
@@ -51,10 +46,9 @@ async fn one_bad_record_leaves_no_failure_unhandled() {
         assert!(times <= 12, "{key}: {times} warnings");
     }
     // and the job's spec is whole again
-    assert!(job.record(&etcd, "spec").await.is_some_and(|spec| spec["protocol"] == 1));
+    assert!(job.record("spec").await.is_some_and(|spec| spec["protocol"] == 1));
     store.delete(vec![], &keys.desired()).await.unwrap();
-    round.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0]);
+    job.succeeds(&mut agents).await;
 }
 
 #[tokio::test]
@@ -66,7 +60,7 @@ async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_s
         let mut agents = job.start_all(["a", "b"]);
         job.runs(1, 2).await;
         let store = etcd.store();
-        let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+        let keys = job.keys();
 
         // when its round is deleted, or written over
         let op = value.map_or_else(|| Op::delete(keys.round()), |value| Op::put(keys.round(), value));
@@ -79,7 +73,7 @@ async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_s
 
         // and when the unreadable record is gone too, then agents of the same id begin again, though a spec is left
         store.delete(vec![], &keys.round()).await.unwrap();
-        assert!(job.record(&etcd, "spec").await.is_some());
+        assert!(job.record("spec").await.is_some());
         let anew = Job::on(&etcd, "2");
         let mut agents = anew.start_all(["a", "b"]);
         anew.runs(1, 2).await.exit(0);
@@ -89,10 +83,9 @@ async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_s
 
 #[tokio::test]
 async fn workers_do_not_warm_up_for_a_round_that_cannot_be_read() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
-    etcd.store().txn(Txn::of([Op::put(keys.round(), "{}")])).await.unwrap();
-    let job = Job::on(&etcd, "1").flag("--warm-up=60");
+    let job = Job::on_etcd("1").await.flag("--warm-up=60");
+    let keys = job.keys();
+    job.store().txn(Txn::of([Op::put(keys.round(), "{}")])).await.unwrap();
     let mut agent = job.start("a");
     assert_eq!(agent.exit(LIMIT).await, 1, "{}", agent.output());
     let said = agent.output();
@@ -110,8 +103,8 @@ async fn a_checkpoint_that_cannot_be_read_ends_a_job_that_would_resume_from_it()
         let job = Job::on(&etcd, "2");
         let mut agents = job.start_all(["a", "b"]);
         if mended {
-            job.runs(1, 2).await.exit(0);
-            assert_eq!(exits(&mut agents).await, [0, 0]);
+            job.runs(1, 2).await;
+            job.succeeds(&mut agents).await;
             continue;
         }
         // then the job fails at once, and every agent names the key, and what to do
@@ -127,12 +120,11 @@ async fn a_checkpoint_that_cannot_be_read_ends_a_job_that_would_resume_from_it()
 
 #[tokio::test]
 async fn a_lost_spec_is_written_again_for_the_next_node() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2");
+    let job = Job::on_etcd("1:2").await;
     let first = job.start("a");
     job.runs(1, 1).await;
-    let store = etcd.store();
-    let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+    let store = job.etcd().store();
+    let keys = job.keys();
     for op in [Op::put(keys.spec(), "rubbish"), Op::delete(keys.spec())] {
         store.txn(Txn::of([op])).await.unwrap();
         eventually("the leader writes the spec again", AT_ONCE, async || {
@@ -142,6 +134,6 @@ async fn a_lost_spec_is_written_again_for_the_next_node() {
         .await;
     }
     let second = job.start("b");
-    job.runs(2, 2).await.exit(0);
-    assert_eq!(exits(&mut [first, second]).await, [0, 0]);
+    job.runs(2, 2).await;
+    job.succeeds(&mut [first, second]).await;
 }

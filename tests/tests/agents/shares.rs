@@ -1,14 +1,8 @@
 //! Checkpoints that the nodes of a job write together to a folder that they share.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use elastic_tests::prelude::*;
 
-use elastic_tests::agents::{Agent, Job, exits_within, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use rustix::process::{Pid, Signal, kill_process};
-
+use crate::agents::final_save::undisturbed_checksum;
 use crate::agents::live::workers;
 
 const LONG: Duration = Duration::from_secs(120);
@@ -18,8 +12,8 @@ const TRAINING: [&str; 5] = ["digits", "--device=cpu", "--epochs=1", "--batch=24
 
 /// A job of two nodes with a worker each, whose checkpoints go to `folder`, in which a shell puts the node's name in
 /// place of `$ELASTIC_NODE`.
-fn job(etcd: &EtcdServer, folder: &str) -> Job {
-    let job = Job::on(etcd, "2").flag("--max-restarts=9").env("RUST_LOG", "info,elastic_trainer=debug");
+async fn job(folder: &str) -> Job {
+    let job = Job::on_etcd("2").await.flag("--max-restarts=9").env("RUST_LOG", "info,elastic_trainer=debug");
     let trainer = binary("elastic-trainer");
     let (training, trace) = (TRAINING.join(" "), job.path("trace").display().to_string());
     let folder = job.path(folder).display().to_string();
@@ -32,7 +26,7 @@ fn output(agents: &[Agent]) -> String {
 }
 
 fn commits(job: &Job) -> usize {
-    json_lines(&job.path("trace")).iter().filter(|line| line["event"] == "committed").count()
+    job.lines("trace").iter().filter(|line| line["event"] == "committed").count()
 }
 
 fn verify(folder: &Path) {
@@ -44,16 +38,13 @@ fn verify(folder: &Path) {
 async fn end_well(agents: &mut [Agent]) {
     let codes = exits_within(LONG, agents.iter_mut()).await;
     assert!(codes.iter().all(|code| *code == 0), "{codes:?}");
-    let alone = Command::new(binary("elastic-trainer")).args(TRAINING).output().unwrap();
-    let printed = String::from_utf8(alone.stdout).unwrap();
-    let checksum = printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap();
-    assert!(output(agents).contains(checksum), "not {checksum}");
+    let checksum = undisturbed_checksum(&TRAINING, &[]);
+    assert!(output(agents).contains(&checksum), "not {checksum}");
 }
 
 #[tokio::test]
 async fn nodes_that_share_a_folder_write_a_share_each() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job(&etcd, "checkpoints");
+    let job = job("checkpoints").await;
     let mut agents = job.start_all(["a", "b"]);
     end_well(&mut agents).await;
     for agent in &agents {
@@ -82,8 +73,7 @@ fn half_written(folder: &Path) -> Option<PathBuf> {
 
 #[tokio::test]
 async fn a_writer_that_is_killed_in_mid_write_leaves_the_last_good_one_and_the_next_is_committed() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job(&etcd, "checkpoints");
+    let job = job("checkpoints").await;
     let mut agents = job.start_all(["a", "b"]);
     let (begun, mut before) = (Instant::now(), 0);
     for node in ["a", "b"] {
@@ -98,8 +88,8 @@ async fn a_writer_that_is_killed_in_mid_write_leaves_the_last_good_one_and_the_n
             std::hint::spin_loop();
         }
         let victim = workers(&job).into_iter().find(|((name, _), _)| name == node).map(|(_, pid)| pid);
-        kill_process(Pid::from_raw(victim.expect("a worker")).unwrap(), Signal::KILL).unwrap();
-        let pointer = job.record(&etcd, "checkpoint").await.expect("a committed checkpoint");
+        send(victim.expect("a worker"), Signal::KILL);
+        let pointer = job.record("checkpoint").await.expect("a committed checkpoint");
         verify(Path::new(pointer["path"].as_str().unwrap()).parent().unwrap());
         before = commits(&job);
     }
@@ -110,8 +100,7 @@ async fn a_writer_that_is_killed_in_mid_write_leaves_the_last_good_one_and_the_n
 
 #[tokio::test]
 async fn where_each_node_has_a_folder_of_its_own_only_rank_0_writes() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job(&etcd, "checkpoints-$ELASTIC_NODE");
+    let job = job("checkpoints-$ELASTIC_NODE").await;
     let mut agents = job.start_all(["a", "b"]);
     assert_eq!(exits_within(LONG, &mut agents).await, [0, 0]);
     let output = output(&agents);

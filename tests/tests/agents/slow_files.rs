@@ -1,12 +1,6 @@
 //! File systems on which a program takes long to start and a folder long to make: an agent continues meanwhile.
 
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 /// Replaces two functions of the C library: `execvp` by the guard's child, and `mkdir` of an attempt's folder, take
 /// this many seconds.
@@ -35,28 +29,21 @@ const LONG: Duration = Duration::from_secs(LEASE.as_secs() + 3);
 
 fn slow(job: Job, what: &str, time: Duration) -> Job {
     let (source, library) = (job.path("slow.c"), job.path("slow.so"));
-    std::fs::write(&source, SLOW).unwrap();
-    compile(&source, &library);
+    job.write("slow.c", SLOW);
+    compile_library(&source, &library, &[]);
     job.env("LD_PRELOAD", library).env(what, time.as_secs().to_string())
-}
-
-fn compile(source: &Path, library: &Path) {
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([library, source]).arg("-ldl").status();
-    assert!(built.expect("run the C compiler").success(), "the C compiler could not build the slow calls");
 }
 
 /// Both workers of each of two nodes start in the first round, within this time.
 async fn start_at_last(what: &str, within: Duration) {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = slow(Job::on(&etcd, "2").flag("--nproc-per-node=2"), what, LONG);
+    let job = slow(Job::on_etcd("2").await.flag("--nproc-per-node=2"), what, LONG);
     let begun = Instant::now();
     let mut agents = job.start_all(["a", "b"]);
     let round = job.runs(1, 4).await;
     assert_eq!((round.number, round.restarts()), (1, 0));
     assert!(begun.elapsed() < within, "one worker waited for another: {:?}", begun.elapsed());
     assert_eq!(job.workers().len(), 4, "workers were started more than once");
-    round.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0]);
+    job.succeeds(&mut agents).await;
 }
 
 #[tokio::test]
@@ -72,9 +59,8 @@ async fn log_folders_that_take_longer_than_the_lease_to_make_are_waited_for() {
 
 #[tokio::test]
 async fn a_program_that_never_starts_meets_the_start_timeout() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
     // Longer than the lease: the wait is ended by a timeout of its own.
-    let job = slow(Job::on(&etcd, "1").conf("start_timeout", "7s"), "SLOW_EXEC", LIMIT * 2);
+    let job = slow(Job::on_etcd("1").await.conf("start_timeout", "7s"), "SLOW_EXEC", LIMIT * 2);
     let mut agents = [job.start("a")];
     agents[0].says("evicted: ", LIMIT).await;
     let said = agents[0].output();

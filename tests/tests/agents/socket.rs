@@ -1,9 +1,6 @@
 //! A worker in another language that uses only its standard library, and speaks to its agent over the socket.
 
-use elastic_tests::agents::{Agent, Job, LEASE, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 /// Registers, tells its progress, meets its peers, and commits a checkpoint; what it hears goes to a file.
 const WORKER: &str = r#"
@@ -30,93 +27,83 @@ if (folder / f"late-{round}").exists() and rank == 1: ask(**commit(1000))
 if (folder / "stay").exists(): time.sleep(1000)
 "#;
 
-fn job_on(etcd: &EtcdServer, nnodes: &str) -> Job {
-    let job = Job::on(etcd, nnodes);
-    let script = job.path("worker.py");
-    std::fs::write(&script, WORKER).unwrap();
-    let folder = job.path("").display().to_string();
-    job.program(["python3".to_owned(), script.display().to_string(), folder])
-}
-
-async fn is_there(job: &Job, name: &str) {
-    eventually(name, LIMIT, async || job.path(name).exists().then_some(())).await;
+async fn job_on(nnodes: &str) -> Job {
+    Job::on_etcd(nnodes).await.python_script(WORKER)
 }
 
 #[tokio::test]
 async fn a_worker_registers_meets_its_peer_and_commits() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "2");
+    let job = job_on("2").await;
     let mut agents = job.start_all(["a", "b"]);
-    is_there(&job, "ready-1-0").await;
-    is_there(&job, "ready-1-1").await;
+    job.appears("ready-1-0").await;
+    job.appears("ready-1-1").await;
 
-    let heard = json_lines(&job.path("heard-0"));
+    let heard = job.lines("heard-0");
     let types: Vec<&str> = heard.iter().filter_map(|line| line["type"].as_str()).collect();
     assert_eq!(types, ["welcome", "barrier_passed", "committed"], "{heard:?}");
     let place = &heard[0];
     assert_eq!((&place["job"], &place["round"], &place["world_size"]), (&"job".into(), &1.into(), &2.into()));
     assert_eq!(heard[2]["step"], 10);
-    let checkpoint = job.record(&etcd, "checkpoint").await.unwrap();
+    let checkpoint = job.record("checkpoint").await.unwrap();
     assert_eq!(
         (&checkpoint["step"], &checkpoint["path"], &checkpoint["round"]),
         (&10.into(), &job.path("ckpt-10").to_str().unwrap().into(), &1.into())
     );
 
-    std::fs::write(job.path("go-1"), "").unwrap();
+    job.write("go-1", "");
     assert_eq!(exits(&mut agents).await, [0, 0]);
 }
 
 #[tokio::test]
 async fn an_evicted_nodes_commit_is_refused() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "1:2");
+    let job = job_on("1:2").await;
     let first = job.start("a");
-    assert_eq!(job.leader(&etcd).await, "a");
+    assert_eq!(job.leader().await, "a");
     let second = job.start("b");
-    is_there(&job, "ready-1-0").await;
-    is_there(&job, "ready-1-1").await;
+    job.appears("ready-1-0").await;
+    job.appears("ready-1-1").await;
 
     // Given rank 1 on a frozen agent, when its worker offers a checkpoint and the others have gone on without it
-    let members = rank_holders(&job, &etcd).await;
+    let members = rank_holders(&job).await;
     let frozen = if members[1] == "a" { &first } else { &second };
     frozen.signal(Signal::STOP);
     for name in ["stay", "late-1", "go-1"] {
-        std::fs::write(job.path(name), "").unwrap();
+        job.write(name, "");
     }
     eventually("the other continues alone", LEASE * 4, async || {
-        let round = job.record(&etcd, "round").await?;
+        let round = job.record("round").await?;
         (round["state"] == "running" && round["number"].as_u64()? >= 2 && round["group_world_size"] == 1).then_some(())
     })
     .await;
-    is_there(&job, "ready-2-0").await;
+    job.appears("ready-2-0").await;
 
     // Then it is not published when the agent thaws and reads it
     frozen.signal(Signal::CONT);
     frozen.says("evicted: ", LIMIT).await;
-    eventually("both continue", LIMIT, async || job.path("ready-3-1").exists().then_some(())).await;
-    let step = job.record(&etcd, "checkpoint").await.unwrap()["step"].as_u64().unwrap();
+    job.appears("ready-3-1").await;
+    let step = job.record("checkpoint").await.unwrap()["step"].as_u64().unwrap();
     assert!(step < 1000, "an evicted node's checkpoint was published");
 }
 
 #[tokio::test]
 async fn a_job_resumes_from_where_a_restored_backup_knows_it() {
-    let mut etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "2:3");
+    let mut job = job_on("2:3").await;
     let [a, b] = job.start_all(["a", "b"]);
-    is_there(&job, "ready-1-0").await;
-    is_there(&job, "ready-1-1").await;
+    job.appears("ready-1-0").await;
+    job.appears("ready-1-1").await;
 
     // Given a backup of etcd, and a later round with a later checkpoint: every agent knows of that round
-    etcd.snapshot(&job.path("backup.db"));
+    job.etcd().snapshot(&job.path("backup.db"));
     let c = job.start("c");
     let later = ["ready-2-0", "ready-2-1", "ready-2-2"];
     for name in later {
-        is_there(&job, name).await;
+        job.appears(name).await;
     }
-    assert_eq!(job.record(&etcd, "checkpoint").await.unwrap()["step"], 20);
+    assert_eq!(job.record("checkpoint").await.unwrap()["step"], 20);
 
     // When it is restored, then the agents see that the store has gone back, and end
-    etcd.restore(&job.path("backup.db")).await;
+    let backup = job.path("backup.db");
+    job.etcd_mut().restore(&backup).await;
     let mut agents = [a, b, c];
     assert_eq!(exits(&mut agents).await, [1, 1, 1]);
     assert!(agents.iter().all(|agent| agent.output().contains("store lost")));
@@ -126,8 +113,8 @@ async fn a_job_resumes_from_where_a_restored_backup_knows_it() {
         std::fs::remove_file(job.path(name)).unwrap();
     }
     let _again = job.start_all(["a", "b"]);
-    is_there(&job, "ready-2-0").await;
-    let heard = json_lines(&job.path("heard-0"));
+    job.appears("ready-2-0").await;
+    let heard = job.lines("heard-0");
     let places: Vec<_> = heard.iter().filter(|line| line["type"] == "welcome").collect();
     assert_eq!(places.len(), 3, "{heard:?}");
     assert_eq!((&places[2]["round"], &places[2]["checkpoint"]["step"]), (&2.into(), &10.into()), "{heard:?}");
@@ -153,13 +140,9 @@ for path in (folder / "not-there", there / "below-a-file", there): commit(path)
 
 #[tokio::test]
 async fn only_a_worker_commits_and_only_what_is_there() {
-    let job = Job::met_by(&["--standalone"], "1");
-    let script = job.path("worker.py");
-    std::fs::write(&script, UNFIT).unwrap();
-    let folder = job.path("").display().to_string();
-    let job = job.program(["python3".to_owned(), script.display().to_string(), folder]);
+    let job = Job::met_by(&["--standalone"], "1").python_script(UNFIT);
     assert_eq!(exits(&mut [job.start("a")]).await, [0]);
-    let heard = json_lines(&job.path("heard"));
+    let heard = job.lines("heard");
     let answers: Vec<&str> = heard
         .iter()
         .filter(|line| line["type"] != "welcome")
@@ -172,9 +155,9 @@ async fn only_a_worker_commits_and_only_what_is_there() {
 }
 
 /// The nodes of round 1 by group rank.
-async fn rank_holders(job: &Job, etcd: &EtcdServer) -> Vec<String> {
+async fn rank_holders(job: &Job) -> Vec<String> {
     let mut nodes: Vec<(u64, String)> = Vec::new();
-    for record in job.records(etcd, "rounds/1/").await {
+    for record in job.records("rounds/1/").await {
         nodes.push((record["group_rank"].as_u64().unwrap(), record["name"].as_str().unwrap().to_owned()));
     }
     nodes.sort();
@@ -210,34 +193,22 @@ while not (folder / "finish").exists(): time.sleep(0.02)
 
 #[tokio::test]
 async fn a_worker_that_asks_without_end_holds_up_neither_the_next_round_nor_the_agent() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").prompt();
-    let script = job.path("worker.py");
-    std::fs::write(&script, FLOODS).unwrap();
-    let folder = job.path("").display().to_string();
-    let job = job.program(["python3".to_owned(), script.display().to_string(), folder]);
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1").prompt().python_script(FLOODS);
     let mut agents = job.start_all(["a", "b"]);
     eventually("the flood is over", LIMIT * 2, async || job.path("flooded").exists().then_some(())).await;
-    let most = agents.iter().map(most_memory).max().unwrap();
+    let most = agents.iter().map(|agent| agent.kilobytes("VmHWM:") / 1024).max().unwrap();
 
     // When the worker fails, then the next round runs at once, and the agent has not grown
     let begun = std::time::Instant::now();
-    std::fs::write(job.path("go"), "").unwrap();
-    is_there(&job, "ready-2-0").await;
-    is_there(&job, "ready-2-1").await;
+    job.write("go", "");
+    job.appears("ready-2-0").await;
+    job.appears("ready-2-1").await;
     let took = begun.elapsed();
     println!("round 2 after {took:?}; the larger agent took {most} MiB at most");
     assert!(took < LEASE, "round 2 ran only after {took:?}");
     assert!(most < 100, "an agent took {most} MiB");
-    std::fs::write(job.path("finish"), "").unwrap();
+    job.write("finish", "");
     assert_eq!(exits(&mut agents).await, [0, 0]);
-}
-
-/// The most memory that an agent has had, in MiB.
-fn most_memory(agent: &Agent) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
 }
 
 /// Registers as round-aware, asks without reading until the agent takes no more, and notes when it is let go.
@@ -267,20 +238,15 @@ time.sleep(1000)
 
 #[tokio::test]
 async fn a_worker_that_does_not_read_is_let_go_when_a_round_forms() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").prompt();
-    let script = job.path("worker.py");
-    std::fs::write(&script, DEAF).unwrap();
-    let folder = job.path("").display().to_string();
-    let job = job.program(["python3".to_owned(), script.display().to_string(), folder]);
+    let job = Job::on_etcd("1:2").await.prompt().python_script(DEAF);
     let first = job.start("a");
-    is_there(&job, "full").await;
+    job.appears("full").await;
 
     // When a node joins and news of the round cannot be sent, then the connection ends: what cannot be heard is not
     // waited for.
     let second = job.start("b");
     first.says("a worker does not read its agent's messages", LIMIT).await;
-    std::fs::write(job.path("read"), "").unwrap();
-    is_there(&job, "let-go").await;
+    job.write("read", "");
+    job.appears("let-go").await;
     drop((first, second));
 }

@@ -1,12 +1,6 @@
 //! Spare hosts that several jobs share.
 
-use std::path::Path;
-
-use elastic_tests::agents::{Agent, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 struct Scene {
     etcd: EtcdServer,
@@ -65,7 +59,7 @@ async fn a_spare_host_serves_one_job_after_the_other() {
     a2.kill();
     runs_on(&a, ["a1", "spare"]).await;
     spare.says("a lacks a node: it has 1 of at least 2 nodes", LIMIT).await;
-    assert_eq!(a.records(&scene.etcd, "coming/").await.len(), 0, "a claim goes when the node is there");
+    assert_eq!(a.records("coming/").await.len(), 0, "a claim goes when the node is there");
 
     end(&a, &mut [&mut a1]).await;
     spare.says("part in a is over (exit code 0)", LIMIT).await;
@@ -117,14 +111,14 @@ async fn a_spare_host_leaves_a_job_that_can_do_without_it_for_one_that_cannot_ru
     b2.kill();
     runs_on(&b, ["b1", "spare"]).await;
     let round = runs_on(&a, ["a1"]).await;
-    let record = a.record(&scene.etcd, "round").await.unwrap();
+    let record = a.record("round").await.unwrap();
     assert_eq!((record["number"].as_u64(), record["restarts"].as_u64()), (Some(round), Some(0)), "it left as planned");
 
     // Its agent does not outlive it, and leaves as planned.
     spare.kill();
     let mut back = b.start("b2");
     runs_on(&b, ["b1", "b2"]).await;
-    assert_eq!(b.record(&scene.etcd, "round").await.unwrap()["restarts"], 0);
+    assert_eq!(b.record("round").await.unwrap()["restarts"], 0);
     end(&a, &mut [&mut a1]).await;
     end(&b, &mut [&mut b1, &mut back]).await;
 }

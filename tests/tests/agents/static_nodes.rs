@@ -1,9 +1,6 @@
 //! Nodes with fixed ranks, which meet at the agent of node 0: `--rdzv-backend=static`.
 
-use std::net::TcpListener;
-
-use elastic_tests::agents::{Job, LIMIT, exits};
-use elastic_tests::etcd::free_port;
+use elastic_tests::prelude::*;
 
 fn job(nnodes: &str) -> Job {
     Job::met_by(&["--master_addr=127.0.0.1", &format!("--master_port={}", free_port())], nnodes)
@@ -21,8 +18,7 @@ async fn ranks_are_those_that_were_asked_for_in_any_order_of_arrival_and_after_r
     first.of("c").kill();
     let second = job.runs(first.number + 1, 3).await;
     assert_eq!((second.nodes(), second.restarts()), (vec!["b", "c", "a"], 1));
-    second.exit(0);
-    assert_eq!(exits([&mut a, &mut b, &mut c]).await, [0, 0, 0]);
+    job.succeeds([&mut a, &mut b, &mut c]).await;
 }
 
 #[tokio::test]
@@ -36,8 +32,7 @@ async fn a_node_that_is_started_again_gets_its_rank_again() {
     let mut again = job.start_with("one", &["--node-rank=1"]);
     let second = job.runs(first.number + 1, 3).await;
     assert_eq!(second.nodes(), ["host", "one", "two"]);
-    second.exit(0);
-    assert_eq!(exits([&mut host, &mut again, &mut two]).await, [0, 0, 0]);
+    job.succeeds([&mut host, &mut again, &mut two]).await;
 }
 
 #[tokio::test]
@@ -51,8 +46,7 @@ async fn two_nodes_that_claim_one_rank_are_both_named() {
     let output = second.output();
     assert!(output.contains("node rank 1 is claimed by first on") && output.contains("and by second"), "{output}");
     assert_eq!(job.runs(1, 2).await, round, "the others continue undisturbed");
-    round.exit(0);
-    assert_eq!(exits([&mut host, &mut first]).await, [0, 0]);
+    job.succeeds([&mut host, &mut first]).await;
 }
 
 #[tokio::test]

@@ -1,13 +1,9 @@
 //! What an agent finds where it is started: signals that are ignored, folders that are not there, a Python next to it.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt, symlink};
 
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT};
 use elastic_tests::launcher::Launcher;
-use elastic_tests::processes::binary;
-use elastic_tests::wait::within;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 use tokio::process::Command;
 
 /// A job of one node, and its agent, started as `nohup` and shells start programs that run on.

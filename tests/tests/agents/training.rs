@@ -1,36 +1,21 @@
 //! Real training under agents: what a checkpoint saves when nodes die.
 
-use std::time::Duration;
-
-use elastic_tests::agents::{Job, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::binary;
-use elastic_tests::wait::eventually;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 const LONG: Duration = Duration::from_secs(60);
 
 /// The event of this kind in the trace that `fits`, once it is there.
 async fn event(job: &Job, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
-    eventually(what, LONG, async || json_lines(&job.path("trace")).into_iter().find(|line| fits(line))).await
+    eventually(what, LONG, async || job.lines("trace").into_iter().find(|line| fits(line))).await
 }
 
 #[tokio::test]
 async fn training_continues_from_the_committed_step() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").flag("--max-restarts=0");
+    let job = Job::on_etcd("1:2").await.flag("--max-restarts=0");
     let (trace, checkpoints) = (job.path("trace"), job.path("checkpoints"));
     std::fs::create_dir(&checkpoints).unwrap();
-    let trainer = binary("elastic-trainer");
-    let job = job.program([
-        trainer.to_str().unwrap(),
-        "digits",
-        "--epochs=40",
-        "--hidden=256,256",
-        "--checkpoint-every=10",
-        &format!("--checkpoint-dir={}", checkpoints.display()),
-        &format!("--trace={}", trace.display()),
-    ]);
+    let folder = format!("--checkpoint-dir={}", checkpoints.display());
+    let job = job.trainer(["digits", "--epochs=40", "--hidden=256,256", "--checkpoint-every=10", &folder]);
     let mut a = job.start("a");
     let mut b = job.start("b");
 
@@ -75,7 +60,7 @@ async fn training_continues_from_the_committed_step() {
         done = steps.last().copied().unwrap_or(begin);
     }
     assert!(resumed_later >= 2, "nothing was resumed");
-    let checkpoint = job.record(&etcd, "checkpoint").await.unwrap();
+    let checkpoint = job.record("checkpoint").await.unwrap();
     let last = lines.iter().filter(|line| line["event"] == "step").map(|line| number(line, "step")).max().unwrap();
     assert_eq!(number(&checkpoint, "step"), last, "the last step is committed");
 }

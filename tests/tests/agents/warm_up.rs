@@ -1,23 +1,18 @@
 //! `--warm-up`: workers that are started before their node joins.
 
-use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
-use crate::agents::quiescing::{job_on, kill, of, pid, places, round, touch};
+use crate::agents::quiescing::{done, job_on, kill, of, pid, places, round};
 
 /// What the worker noted when it started, by node.
 fn started(job: &Job, node: &str) -> Vec<Value> {
-    json_lines(&job.path("started")).into_iter().filter(|line| line["node"] == node).collect()
+    job.lines("started").into_iter().filter(|line| line["node"] == node).collect()
 }
 
 #[tokio::test]
 async fn the_others_pause_only_once_a_newcomers_workers_are_ready() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "1:2");
-    touch(&job, "slow-b-0");
+    let job = job_on("1:2").await;
+    job.write("slow-b-0", "");
     let mut a = job.start("a");
     let alone = places(&job, 0, 1).await;
     let mut b = job.start_with("b", &["--warm-up=60"]);
@@ -26,12 +21,12 @@ async fn the_others_pause_only_once_a_newcomers_workers_are_ready() {
         assert!(early[unknown].is_null(), "{unknown} is {}", early[unknown]);
     }
     assert_eq!(early["ELASTIC_WARM_UP"], "1");
-    touch(&job, "go");
+    job.write("go", "");
     let both = places(&job, round(&alone), 2).await;
     assert_eq!(pid(of(&both, "b", 0)), pid(&early), "the same process got the place");
     assert_eq!(of(&both, "b", 0)["rank"], 1);
     let at = |name: &str, node: &str| {
-        let line = json_lines(&job.path(name)).into_iter().find(|line| line["node"] == node).unwrap();
+        let line = job.lines(name).into_iter().find(|line| line["node"] == node).unwrap();
         line["at"].as_u64().unwrap()
     };
     assert!(at("ready", "b") < at("forming", "a"), "a was disturbed before b could work");
@@ -41,20 +36,19 @@ async fn the_others_pause_only_once_a_newcomers_workers_are_ready() {
     a.signal(Signal::TERM);
     let left = places(&job, round(&both), 1).await;
     assert_eq!(pid(of(&left, "b", 0)), pid(&early));
-    touch(&job, "done");
+    job.write("done", "");
     exits([&mut a]).await;
     assert_eq!(exits([&mut b]).await, [0]);
-    assert_eq!(json_lines(&job.path("errors")), Vec::<Value>::new());
+    assert_eq!(job.lines("errors"), Vec::<Value>::new());
 }
 
 #[tokio::test]
 async fn a_node_whose_worker_died_comes_back_when_its_replacement_is_warm() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "1:2").flag("--nproc-per-node=2").flag("--warm-up=60");
+    let job = job_on("1:2").await.flag("--nproc-per-node=2").flag("--warm-up=60");
     let [mut a, mut b] = job.start_all(["a", "b"]);
     let first = places(&job, 0, 4).await;
     // The replacement takes its time.
-    touch(&job, "slow-b-1");
+    job.write("slow-b-1", "");
     kill(of(&first, "b", 1));
 
     // Then the others continue without the node
@@ -67,7 +61,7 @@ async fn a_node_whose_worker_died_comes_back_when_its_replacement_is_warm() {
     assert_eq!((&replacement["ELASTIC_WARM_UP"], &replacement["RANK"]), (&"1".into(), &Value::Null));
 
     // and with it when it is ready, in the processes that they had
-    touch(&job, "go");
+    job.write("go", "");
     let again = places(&job, round(&without), 4).await;
     for (worker, line) in &again {
         let known = if *worker == ("b".to_owned(), 1) { &replacement } else { &first[worker] };
@@ -76,25 +70,23 @@ async fn a_node_whose_worker_died_comes_back_when_its_replacement_is_warm() {
     }
 
     // When the replacement cannot warm up, then the node comes back with workers that are started in their round
-    touch(&job, "unaware-b-1");
+    job.write("unaware-b-1", "");
     kill(of(&again, "b", 1));
     let third = places(&job, round(&again) + 1, 4).await;
     b.says("the workers cannot warm up: one has not registered as round-aware", LIMIT).await;
     assert_eq!(pid(of(&third, "a", 0)), pid(of(&first, "a", 0)));
     assert_ne!(pid(of(&third, "b", 0)), pid(of(&first, "b", 0)));
-    touch(&job, "done");
-    assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);
-    assert_eq!(json_lines(&job.path("errors")), Vec::<Value>::new());
+    done(&job, [&mut a, &mut b]).await;
+    assert_eq!(job.lines("errors"), Vec::<Value>::new());
 }
 
 #[tokio::test]
 async fn a_node_that_warms_up_ends_with_its_job_and_leaves_when_asked_to() {
     for told in [false, true] {
-        let etcd = EtcdServer::start(EtcdOptions::default()).await;
-        let job = job_on(&etcd, "1:2").flag("--warm-up=60");
+        let job = job_on("1:2").await.flag("--warm-up=60");
         let [mut a, mut b] = job.start_all(["a", "b"]);
         let first = places(&job, 0, 2).await;
-        touch(&job, "slow-b-0");
+        job.write("slow-b-0", "");
         kill(of(&first, "b", 0));
         places(&job, round(&first), 1).await;
         eventually("it is started again", LIMIT, async || started(&job, "b").get(1).cloned()).await;
@@ -102,7 +94,7 @@ async fn a_node_that_warms_up_ends_with_its_job_and_leaves_when_asked_to() {
             b.signal(Signal::TERM);
             assert_eq!(exits([&mut b]).await, [3]);
         }
-        touch(&job, "done");
+        job.write("done", "");
         assert_eq!(exits([&mut a]).await, [0]);
         if !told {
             assert_eq!(exits([&mut b]).await, [0]);
@@ -113,12 +105,11 @@ async fn a_node_that_warms_up_ends_with_its_job_and_leaves_when_asked_to() {
 
 #[tokio::test]
 async fn a_worker_that_dies_warm_is_started_again_in_its_round_and_costs_nothing() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "2").flag("--warm-up=60").flag("--max-restarts=0");
+    let job = job_on("2").await.flag("--warm-up=60").flag("--max-restarts=0");
     let mut a = job.start("a");
     a.says("the workers are warm", LIMIT).await;
     let first = started(&job, "a").pop().unwrap();
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid(&first)).unwrap(), Signal::KILL).unwrap();
+    kill(&first);
     eventually("it is gone", LIMIT, async || {
         (!std::path::Path::new(&format!("/proc/{}/exe", pid(&first))).exists()).then_some(())
     })
@@ -126,34 +117,31 @@ async fn a_worker_that_dies_warm_is_started_again_in_its_round_and_costs_nothing
     let mut b = job.start("b");
     let both = places(&job, 0, 2).await;
     assert_ne!(pid(of(&both, "a", 0)), pid(&first));
-    touch(&job, "done");
-    assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);
+    done(&job, [&mut a, &mut b]).await;
 }
 
 #[tokio::test]
 async fn workers_that_need_their_place_get_it_when_they_start() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
     // Does not know about rounds, but registers.
-    let job = job_on(&etcd, "1").flag("--warm-up=60");
-    touch(&job, "unaware-a-0");
+    let job = job_on("1").await.flag("--warm-up=60");
+    job.write("unaware-a-0", "");
     let mut a = job.start("a");
     let alone = places(&job, 0, 1).await;
     a.says("the workers cannot warm up: one has not registered as round-aware", LIMIT).await;
-    let pids: Vec<i32> = started(&job, "a").iter().map(pid).collect();
+    let pids: Vec<u32> = started(&job, "a").iter().map(pid).collect();
     assert_eq!(pids.len(), 2);
     assert_eq!(pid(of(&alone, "a", 0)), pids[1]);
-    touch(&job, "done");
-    assert_eq!(exits([&mut a]).await, [0]);
+    done(&job, [&mut a]).await;
 
     // Ends without a rank.
-    let job = Job::on(&etcd, "1").flag("--warm-up=60").flag("--max-restarts=0");
+    let job = Job::on_etcd("1").await.flag("--warm-up=60").flag("--max-restarts=0");
     let job = job.program(["sh", "-c", "test -n \"$RANK\""]);
     let mut a = job.start("a");
     assert_eq!(exits([&mut a]).await, [0]);
     assert!(a.output().contains("the workers cannot warm up: one has ended"), "{}", a.output());
 
     // Never says anything.
-    let job = Job::on(&etcd, "1").flag("--warm-up=200ms").flag("--max-restarts=0");
+    let job = Job::on_etcd("1").await.flag("--warm-up=200ms").flag("--max-restarts=0");
     let job = job.program(["sh", "-c", "test -n \"$RANK\" || exec sleep 1000"]);
     let mut a = job.start("a");
     assert_eq!(exits([&mut a]).await, [0]);
@@ -162,8 +150,7 @@ async fn workers_that_need_their_place_get_it_when_they_start() {
 
 #[tokio::test]
 async fn a_signal_ends_a_warm_up_and_leaves_no_process() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--warm-up=60");
+    let job = Job::on_etcd("1").await.flag("--warm-up=60");
     let job = job.program(["sh", "-c", "exec sleep 1000"]);
     let mut a = job.start("a");
     a.says("worker started ahead of its round", LIMIT).await;
@@ -175,8 +162,7 @@ async fn a_signal_ends_a_warm_up_and_leaves_no_process() {
 
 #[tokio::test]
 async fn a_rank_cannot_be_asked_for_ahead() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--warm-up=60").program(["echo", "${rank}"]);
+    let job = Job::on_etcd("1").await.flag("--warm-up=60").program(["echo", "${rank}"]);
     let mut a = job.start("a");
     assert_eq!(exits([&mut a]).await, [2]);
     assert!(a.output().contains("--warm-up: a worker that starts before its round has no rank yet"), "{}", a.output());

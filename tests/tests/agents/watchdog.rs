@@ -1,21 +1,12 @@
 //! Workers that hang: found by missing progress, by timers of their own, or by what the kernel says; their stacks kept,
 //! the workers ended and started again.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-use crate::agents::python::{noted, python};
+use elastic_tests::http::answer;
+use elastic_tests::prelude::*;
 
 /// The reason of the job's newest round.
-async fn reason(job: &Job, etcd: &EtcdServer) -> String {
-    job.record(etcd, "round").await.unwrap()["reason"].as_str().unwrap().to_owned()
+async fn reason(job: &Job) -> String {
+    job.record("round").await.unwrap()["reason"].as_str().unwrap().to_owned()
 }
 
 /// The stacks that were kept of any worker.
@@ -43,15 +34,9 @@ async fn stays_for(job: &Job, time: Duration) {
     .await;
 }
 
-async fn end(agents: &mut [elastic_tests::agents::Agent]) {
-    agents.iter().for_each(|agent| agent.signal(Signal::TERM));
-    assert!(exits(agents).await.iter().all(|&code| code == 3));
-}
-
 #[tokio::test]
 async fn a_worker_that_falls_silent_is_inspected_killed_and_started_again() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").flag("--progress-timeout=4").flag("--redirects=3");
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1").flag("--progress-timeout=4").flag("--redirects=3");
     // A stand-in, since the machine need not have the real one. It prints what the real one prints of a collective that
     // hangs.
     let tools = job.path("tools");
@@ -62,8 +47,7 @@ async fn a_worker_that_falls_silent_is_inspected_killed_and_started_again() {
     std::fs::set_permissions(tools.join("py-spy"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
     // The output is the heartbeat: in the first round that of node b stops.
-    let job = python(
-        job.env("PATH", &path),
+    let job = job.env("PATH", &path).python(
         r#"
 here()
 while True:
@@ -78,10 +62,10 @@ while True:
     stays_for(&job, Duration::from_secs(6)).await;
 
     // When one falls silent, then it fails with the place where it stands, and the next round starts
-    std::fs::write(job.path("hang"), "").unwrap();
+    job.write("hang", "");
     let second = job.runs(2, 2).await;
     assert_eq!(second.restarts(), 1);
-    let reason = reason(&job, &etcd).await;
+    let reason = reason(&job).await;
     for part in
         ["b: the worker hangs: no progress for 4s (--progress-timeout)", "in all_reduce (train.py:7)", "stacks in "]
     {
@@ -94,15 +78,13 @@ while True:
     for part in [format!("process {pid} (python3"), format!("Process {pid}: python3"), format!("thread {pid} (")] {
         assert!(text.contains(&part), "{part:?} is not in {text}");
     }
-    end(&mut agents).await;
+    job.leaves(&mut agents).await;
 }
 
 #[tokio::test]
 async fn steps_told_over_the_socket_are_progress_and_the_same_step_again_is_not() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--max-restarts=1").flag("--progress-timeout=4");
-    let job = python(
-        job,
+    let job = Job::on_etcd("1").await.flag("--max-restarts=1").flag("--progress-timeout=4");
+    let job = job.python(
         r#"
 say, step = agent(), 0
 here()
@@ -116,21 +98,19 @@ while True:
     job.runs(1, 1).await;
     stays_for(&job, Duration::from_secs(6)).await;
 
-    std::fs::write(job.path("hang"), "").unwrap();
+    job.write("hang", "");
     assert_eq!(job.runs(2, 1).await.restarts(), 1);
-    let reason = reason(&job, &etcd).await;
+    let reason = reason(&job).await;
     assert!(reason.contains("no progress for 4s (--progress-timeout) after step "), "{reason}");
-    end(std::slice::from_mut(&mut agent)).await;
+    job.leaves([&mut agent]).await;
 }
 
 #[tokio::test]
 async fn a_timer_that_expires_ends_only_its_worker() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--max-restarts=1").flag("--nproc-per-node=2");
+    let job = Job::on_etcd("1").await.flag("--max-restarts=1").flag("--nproc-per-node=2");
     let job = job.env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
     // PyTorch's FileTimerClient also opens the pipe once for each line.
-    let job = python(
-        job,
+    let job = job.python(
         r#"
 def timer(scope, after, number=9):
     until = time.time() + after if after is not None else -1
@@ -150,22 +130,20 @@ while True: signal.pause()
     );
     let mut agent = job.start("a");
     job.runs(2, 2).await;
-    let record = job.record(&etcd, "round").await.unwrap();
+    let record = job.record("round").await.unwrap();
     assert_eq!((&record["number"], &record["restarts"]), (&2.into(), &1.into()), "{record}");
     let reason = record["reason"].as_str().unwrap();
     assert!(reason.contains("a: the worker hangs: its timer \"step\" expired"), "{reason}");
     // The other worker was asked to stop, as in any restart, and the agent is still the first one.
-    assert_eq!(noted(&job, "stopped"), "1 0\n");
-    end(std::slice::from_mut(&mut agent)).await;
+    assert_eq!(job.read("stopped"), "1 0\n");
+    job.leaves([&mut agent]).await;
 }
 
 #[tokio::test]
 async fn a_worker_that_the_kernel_does_not_let_go_fails() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--max-restarts=1").env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.8");
+    let job = Job::on_etcd("1").await.flag("--max-restarts=1").env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.8");
     // A process that calls vfork is in state D until its child ends or executes another program.
-    let job = python(
-        job,
+    let job = job.python(
         r#"
 here()
 ctypes.CDLL(None).vfork()
@@ -176,7 +154,7 @@ time.sleep(1000)
     assert_eq!(job.runs(2, 1).await.restarts(), 1);
     // The last one fails the job, and the agent says so by its exit code, too.
     assert_eq!(agent.exit(LIMIT).await, JOB_FAILED);
-    let reason = reason(&job, &etcd).await;
+    let reason = reason(&job).await;
     assert!(reason.contains("in one uninterruptible wait in the kernel for 800ms"), "{reason}");
 }
 
@@ -191,19 +169,12 @@ pub(crate) async fn health_port(agent: &Agent) -> String {
 }
 
 pub(crate) async fn get(port: &str, path: &str) -> String {
-    let mut stream = tokio::net::TcpStream::connect(format!("127.0.0.1:{port}")).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
+    answer(&format!("127.0.0.1:{port}"), path).await
 }
 
 #[tokio::test]
 async fn an_agent_tells_its_health() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = python(
-        Job::on(&etcd, "2"),
+    let job = Job::on_etcd("2").await.python(
         r#"
 agent()(type="progress", step=7)
 here()
@@ -251,16 +222,15 @@ time.sleep(1000)
         .find_map(|line| line.strip_prefix(r#"elastic_agent_fence_margin_seconds{job="job",node="a"} "#));
     let margin: f64 = margin.expect(&metrics).parse().unwrap();
     assert!(margin > 0.0 && margin < 60.0, "{margin}");
-    end(&mut [first, second]).await;
+    job.leaves(&mut [first, second]).await;
 }
 
 #[tokio::test]
 async fn an_agent_that_waits_lives_and_is_not_ready() {
     // Given an agent whose machine is still being checked, and whose store does not answer
-    let mut etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let address = etcd.address();
-    etcd.kill();
-    let job = Job::on(&etcd, "1").conf("join_timeout", "10m");
+    let mut job = Job::on_etcd("1").await.conf("join_timeout", "10m");
+    let address = job.store_address().to_owned();
+    job.etcd_mut().kill();
     let look = "--preflight-command=until test -e looked; do sleep 0.1; done";
     let mut agent = job.start_with("a", &["--health-port=0", look]);
     let port = health_port(&agent).await;
@@ -276,18 +246,17 @@ async fn an_agent_that_waits_lives_and_is_not_ready() {
         assert!(says("/", "200").await);
     };
     waits("looking at this machine").await;
-    std::fs::write(job.path("looked"), "").unwrap();
+    job.write("looked", "");
     waits(&format!("waiting for the store at {address}")).await;
     let metrics = get(&port, "/metrics").await;
     assert!(metrics.ends_with("\r\n\r\n# EOF\n"), "{metrics}");
 
     // When the store comes, then the agent joins and is ready
-    etcd.restart().await;
-    let round = job.runs(1, 1).await;
+    job.etcd_mut().restart().await;
+    job.runs(1, 1).await;
     let is_ready = async || get(&port, "/ready").await.starts_with("HTTP/1.1 200").then_some(());
     eventually("it is ready", LIMIT, is_ready).await;
     assert_eq!(get(&port, "/live").await.split_once("\r\n\r\n").unwrap().1, "the agent runs\n");
     assert!(get(&port, "/metrics").await.contains(r#"elastic_agent_round{job="job",node="a"} 1"#));
-    round.exit(0);
-    assert_eq!(agent.exit(LIMIT).await, 0);
+    job.succeeds([&mut agent]).await;
 }

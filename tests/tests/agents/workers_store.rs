@@ -1,11 +1,10 @@
 //! The store that workers find each other through, as the agents serve it.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::Ipv4Addr;
 
 use elastic_agent::for_tests::{ADMITTED, INTRODUCTION, Known, NONCE};
-use elastic_tests::agents::{Job, LIMIT, Round, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::prelude::*;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 /// A client as torch up to 2.0 is one: it needs no greeting.
@@ -53,8 +52,7 @@ impl Client {
 
 #[tokio::test]
 async fn each_round_has_a_fresh_store_and_the_old_one_is_gone() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=3");
+    let job = Job::on_etcd("2").await.flag("--max-restarts=3");
     let mut agents = job.start_all(["a", "b"]);
     let mut before: Option<(Round, Client)> = None;
     for number in 1..=4 {
@@ -81,8 +79,7 @@ async fn each_round_has_a_fresh_store_and_the_old_one_is_gone() {
 
 #[tokio::test]
 async fn the_store_outlives_worker_rank_0() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2");
+    let job = Job::on_etcd("2").await;
     let mut agents = job.start_all(["a", "b"]);
     let round = job.runs(1, 2).await;
     let mut client = Client::of(&round);
@@ -99,21 +96,18 @@ async fn the_store_outlives_worker_rank_0() {
 
 #[tokio::test]
 async fn where_workers_serve_it_the_port_is_theirs() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").conf("workers_store", "workers");
+    let job = Job::on_etcd("1").await.conf("workers_store", "workers");
     let mut agent = job.start("a");
     let round = job.runs(1, 1).await;
     let refused = TcpStream::connect(&round.workers[0].master).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     drop(TcpListener::bind(&round.workers[0].master).expect("rank 0 can listen there"));
-    round.exit(0);
-    assert_eq!(agent.exit(LIMIT).await, 0);
+    job.succeeds([&mut agent]).await;
 }
 
 #[tokio::test]
 async fn a_client_that_is_no_node_of_the_round_is_not_served_before_it_proves_that_it_may_read_the_job() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2");
+    let job = Job::on_etcd("2").await;
     let mut agents = job.start_all(["a", "b"]);
     let round = job.runs(1, 2).await;
     let mut stranger = Client::stranger(&round);
@@ -122,13 +116,12 @@ async fn a_client_that_is_no_node_of_the_round_is_not_served_before_it_proves_th
     // What the stranger sent has arrived, and this comes after it.
     assert_eq!(client.keys(), 0);
 
-    let secret = job.record(&etcd, "secret").await.expect("the job's secret");
+    let secret = job.record("secret").await.expect("the job's secret");
     let known = Known { secret: serde_json::from_value(secret).unwrap(), job: "job".into(), round: round.number };
     Client::stranger(&round).introduce(&known);
     assert_eq!(stranger.keys(), 1, "now its host is let in");
     assert_eq!(client.keys(), 1);
-    round.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0]);
+    job.succeeds(&mut agents).await;
 }
 
 #[tokio::test]
@@ -142,6 +135,5 @@ async fn every_client_is_served_where_a_node_does_not_introduce_itself() {
     let mut stranger = Client::stranger(&round);
     stranger.set_a_key();
     assert_eq!(stranger.keys(), 1);
-    round.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0]);
+    job.succeeds(&mut agents).await;
 }

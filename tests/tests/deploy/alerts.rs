@@ -1,6 +1,6 @@
 //! The alerts: each fires, says what to do, and is silent while all is well.
 
-use std::process::Command;
+use elastic_tests::prelude::*;
 
 use super::deploy;
 use super::prometheus::program;

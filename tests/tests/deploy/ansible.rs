@@ -2,10 +2,7 @@
 //! share this one's packages. Of systemd there is the stand-in that notes what it is asked for, and units are started by
 //! the test.
 
-use std::process::Command;
-
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 use super::blocks::blocks;
 use super::deploy;

@@ -2,16 +2,8 @@
 //! keeps Secrets as folders. Each pod is a machine of [`Machines`], on which the container's own command line runs with
 //! the pod's environment, files and user. What Kubernetes itself makes of the manifests is not seen here.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
-use std::time::Duration;
-
-use elastic_tests::processes::{Process, binary};
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::blocks::blocks;
 use super::deploy;

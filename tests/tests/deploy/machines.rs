@@ -2,13 +2,8 @@
 //! `/run`, `/srv`, `/usr/local` and `/var/lib/etcd` of its own. They reach one another by `ssh` and `scp`, which are
 //! small scripts here, and have a `systemctl` that notes what it is asked for.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-
+use elastic_tests::prelude::*;
 use elastic_tests::processes::dies_with_test;
-use elastic_tests::requirement::skip;
-use tempfile::TempDir;
 
 const SSH: &str = r#"#!/bin/sh
 # ssh [OPTION]... [root@]HOST COMMAND...

@@ -27,7 +27,7 @@ mod slurm;
 mod units;
 mod users;
 
-use std::path::PathBuf;
+use elastic_tests::prelude::*;
 
 /// A file of `deploy/`.
 fn deploy(file: &str) -> PathBuf {

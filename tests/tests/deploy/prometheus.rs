@@ -2,25 +2,13 @@
 //! What each alert needs to fire, minute by minute, is in `deploy/prometheus/alerts_test.yaml`, not here.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::{Duration, Instant};
 
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::{Process, binary, output};
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use futures::future::join_all;
-use rustix::process::Signal;
-use serde_json::Value;
-use tempfile::TempDir;
 
 use super::alerts::alerts;
 use super::deploy;
 use crate::agents::gpus::with_library;
-use crate::agents::python::python;
 
 /// Some of what is waited for takes a quarter of a minute by itself.
 const LONG: Duration = Duration::from_secs(60);
@@ -226,11 +214,11 @@ struct Site {
 impl Site {
     async fn start() -> Site {
         let etcd = EtcdServer::start(EtcdOptions::default()).await;
-        let unsteady = python(Job::on(&etcd, "1:3").flag("--max-restarts=100"), WORKER);
+        let unsteady = Job::on(&etcd, "1:3").flag("--max-restarts=100").python(WORKER);
         let unsteady = with_library(unsteady, r#"{"GPU-a",0,1,0}"#);
         let lost = unsteady.path("lost");
         let unsteady = unsteady.env("FAKE_NVML_LOST", lost);
-        let steady = python(Job::on(&etcd, "1"), WORKER);
+        let steady = Job::on(&etcd, "1").python(WORKER);
         let (mut nodes, mut targets) = (Vec::new(), Vec::new());
         for name in ["a", "b", "c"] {
             let port = free_port();
@@ -277,12 +265,6 @@ impl Site {
         };
         tokio::join!(until, pauses);
     }
-
-    async fn ctl(&self, args: &[&str]) {
-        let address = self.etcd.address();
-        let done = output("elasticctl", &[&["--etcd", &address], args].concat(), LIMIT).await;
-        assert!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
-    }
 }
 
 #[expect(clippy::too_many_lines, reason = "one scenario, step after step")]
@@ -316,7 +298,7 @@ async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
     let round = site.unsteady.runs(round.number + 1, 3).await;
     site.nodes[2].kill();
     let round = site.unsteady.runs(round.number + 1, 2).await;
-    site.ctl(&["drain", "job", "b"]).await;
+    site.unsteady.ctl_ok(&["drain", "job", "b"]).await;
     site.unsteady.runs(round.number + 1, 1).await;
     // and the only node of a job falls silent,
     let silent = Job::on(&site.etcd, "1");
@@ -339,7 +321,7 @@ async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
     }
     assert_eq!(failing.exit(LIMIT).await, JOB_FAILED);
     mute.kill();
-    site.ctl(&["close", "silent"]).await;
+    site.unsteady.ctl_ok(&["close", "silent"]).await;
 
     // When many jobs begin and end in a short time, and etcd answers late, each has its alert. The jobs take long while
     // etcd does so.
@@ -379,8 +361,8 @@ async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
     // When its certificate ends in three days, that is reported too.
     let pki = tempfile::tempdir().unwrap();
     let folder = pki.path().to_str().unwrap();
-    site.ctl(&["certs", "authority", folder]).await;
-    site.ctl(&["certs", "node", folder, "c", "--valid", "3d"]).await;
+    site.unsteady.ctl_ok(&["certs", "authority", folder]).await;
+    site.unsteady.ctl_ok(&["certs", "node", folder, "c", "--valid", "3d"]).await;
     let certificate = ["--peer-cert=c.pem", "--peer-key=c-key.pem", "--peer-ca=ca.pem"];
     let certificate = certificate.map(|flag| flag.replace('=', &format!("={folder}/")));
     let _outdated = coordinator(&site.etcd, http, &certificate.each_ref().map(String::as_str));

@@ -1,13 +1,8 @@
 //! `deploy/README.md` followed block by block on seven machines, to a job that trains on an etcd cluster with TLS and
 //! users; and what the recipe says about users and certificates.
 
-use std::path::Path;
-use std::time::Duration;
-
 use elastic_agent::for_tests::FINAL_SAVE_LIMIT;
-use elastic_tests::processes::{Process, binary};
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 use crate::deploy::blocks::{Block, blocks};
 use crate::deploy::deploy;

@@ -1,10 +1,6 @@
 //! The scripts of `deploy/etcd`, each by itself; `users.sh` has a page of its own.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
-
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 use crate::deploy::deploy;
 use crate::deploy::machines::printed;

@@ -2,15 +2,8 @@
 //! Slurm schedules, and GPUs, are not tested.
 
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::{Process, binary};
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 use super::deploy;
 

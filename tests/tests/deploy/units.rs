@@ -1,8 +1,7 @@
 //! Units of systemd, read from their files and started as systemd would: command line, environment, user, rights, limits,
 //! directories and credentials.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use elastic_tests::prelude::*;
 
 use crate::deploy::machines::Machine;
 

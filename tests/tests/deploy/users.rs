@@ -1,17 +1,8 @@
 //! `users.sh` of `deploy/etcd`: what each user may do, and a job whose agents, operators and readers are those that it
 //! makes.
 
-use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Output};
-use std::time::Duration;
-
-use elastic_tests::agents::{Job, LIMIT, Round, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35, signed_tokens};
-use elastic_tests::processes::{Process, output};
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use etcd_client::PutOptions;
-use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use crate::deploy::machines::printed;
 use crate::deploy::scripts::script;

@@ -7,11 +7,9 @@ mod answer;
 mod plan;
 
 use std::cell::Cell;
-use std::time::Duration;
 
 use elastic_store::embedded::EmbeddedServer;
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::within;
+use elastic_tests::prelude::*;
 use etcd_client::{Client, WatchOptions};
 use proptest::collection::vec;
 use proptest::prelude::*;

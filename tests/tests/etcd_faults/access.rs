@@ -1,12 +1,6 @@
 //! Access: credentials, TLS, and servers that are not etcd.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
-use elastic_store::{Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate};
-use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
-use elastic_tests::wait::within;
+use elastic_tests::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const LIMIT: Duration = Duration::from_secs(15);

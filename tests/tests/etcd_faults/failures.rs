@@ -1,12 +1,6 @@
 //! Calls on a store that is gone, frozen, full or losing its leader.
 
-use std::time::{Duration, Instant};
-
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_store::{Op, Store, StoreError, Txn};
-use elastic_tests::etcd::{EtcdCluster, EtcdOptions, EtcdServer};
-use elastic_tests::proxy::FaultProxy;
-use elastic_tests::wait::{eventually, within};
+use elastic_tests::prelude::*;
 
 const LIMIT: Duration = Duration::from_secs(15);
 

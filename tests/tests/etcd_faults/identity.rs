@@ -1,11 +1,6 @@
 //! A store that was replaced by another one at the same address.
 
-use std::time::Duration;
-
-use elastic_store::etcd::EtcdStore;
-use elastic_store::{Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::wait::{eventually, within};
+use elastic_tests::prelude::*;
 
 const LIMIT: Duration = Duration::from_secs(15);
 

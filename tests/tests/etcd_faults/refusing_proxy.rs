@@ -1,9 +1,8 @@
 //! A gRPC proxy in front of an etcd server. When told to, it answers calls itself, as a healthy server does that cannot
 //! carry them out now. Broken connections are in [`elastic_tests::proxy`].
 
-use std::sync::Arc;
+use elastic_tests::prelude::*;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;

@@ -1,13 +1,8 @@
 //! Tokens that a change of users or roles ends, and where there was none before. Those that end with time, in a whole
 //! job, are in `deploy::users`; those that etcd forgets, in `access`.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
-use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdUser, Secret};
-use elastic_store::{LeaseId, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35, signed_tokens};
-use elastic_tests::wait::within;
+use elastic_store::LeaseId;
+use elastic_tests::prelude::*;
 use tonic::Code;
 
 use super::refusing_proxy::RefusingProxy;

@@ -1,12 +1,7 @@
 //! Watches and renewals across restarts, cuts and compaction.
 
-use std::time::Duration;
-
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_store::{Event, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::proxy::FaultProxy;
-use elastic_tests::wait::{eventually, within};
+use elastic_store::Event;
+use elastic_tests::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::Code;
 

@@ -1,12 +1,7 @@
 //! The examples for Transformers, Lightning and a folder of images, and Accelerate's launcher, with the real packages
 //! under kills. `make test-frameworks` installs these and runs the tests.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use elastic_tests::etcd::free_port;
-use elastic_tests::processes::binary;
-use elastic_tests::torch::{Torch, script};
+use elastic_tests::prelude::*;
 use tokio::process::Command;
 
 /// Two workers import a framework, twice, on a busy machine.

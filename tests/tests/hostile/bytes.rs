@@ -1,7 +1,7 @@
 //! Bytes that no one meant to send: samples of what each parser reads, unchanged and changed. `make fuzz` gives the
 //! same parsers what libFuzzer finds.
 
-use std::path::Path;
+use elastic_tests::prelude::*;
 
 use elastic_tests::hostile::TARGETS;
 use proptest::prelude::*;

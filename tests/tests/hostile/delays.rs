@@ -1,13 +1,9 @@
 //! A flood on a port delays neither the renewal of leases nor the detection of a death. Both are measured with and
 //! without a flood. The tests only assert that no delay comes near a lease's length, since the machine may be busy.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::net::Ipv4Addr;
 
-use elastic_tests::agents::{Agent, Job, LEASE, Round, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::Process;
+use elastic_tests::prelude::*;
 
 use crate::hostile::floods::{self, Flood};
 use crate::hostile::tap::Tap;

@@ -1,15 +1,14 @@
 //! What a client without rights can send to a port, as often as it can.
 
 use std::future::{Future, pending};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use elastic_proto::pulse::pulse_client::PulseClient;
 use elastic_proto::pulse::{Beat, Hello, MemberMessage};
 use elastic_tests::hostile::streams::HELLO;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use futures::StreamExt;
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -1,18 +1,12 @@
 //! Who speaks in the name of a node on the port for peers, without the job's secret.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use elastic_proto::pulse::pulse_client::PulseClient;
 use elastic_proto::pulse::{Beat, MemberMessage};
-use elastic_tests::agents::{Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::Process;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use futures::StreamExt;
 use futures::future::join_all;
-use rustix::process::Signal;
 use tokio::task::JoinHandle;
 
 use crate::hostile::floods::hello;
@@ -81,33 +75,30 @@ async fn forge(peer: &str, node: &str, shows: bool, turned_away: &AtomicU64, hea
 
 /// A node whose pulses are forged is a member like any other while it lives, and is lost when it falls silent.
 async fn no_one_speaks_for_a_node_without_the_secret(coordinator: bool) {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let address = etcd.address();
+    let job = Job::on_etcd("1:2").await.conf("lease_ttl", "2").conf("margin", "300ms");
+    let address = job.etcd().address();
     let leads = coordinator.then(|| {
         let flags = ["--etcd", &address, "--peer-listen", "127.0.0.1:0", "--lease-ttl", "2"];
         Process::start("elastic-coordinator", &flags)
     });
-    let job = Job::on(&etcd, "1:2").conf("lease_ttl", "2").conf("margin", "300ms");
     let mut stays = job.start("a");
     job.runs(1, 1).await;
     let silent = job.start("b");
     let round = job.runs(1, 2).await;
     let leader = eventually("it is led", LIMIT, async || {
-        job.record(&etcd, "leader")
-            .await
-            .filter(|leader| leader["coordinator"].as_bool().unwrap_or(false) == coordinator)
+        job.record("leader").await.filter(|leader| leader["coordinator"].as_bool().unwrap_or(false) == coordinator)
     })
     .await;
-    let node = job.record(&etcd, "nodes/b").await.unwrap();
+    let node = job.record("nodes/b").await.unwrap();
     let peer = format!("{}:{}", leader["peer"]["host"].as_str().unwrap(), leader["peer"]["port"]);
     let id = format!("b:{}", node["incarnation"].as_str().unwrap());
 
     // Given forgers, the node is what it was
     let forgers = Forgers::start(peer, id.clone());
     forgers.are_turned_away(20).await;
-    let still = job.record(&etcd, "round").await.unwrap();
+    let still = job.record("round").await.unwrap();
     assert_eq!((&still["number"], &still["state"]), (&round.number.into(), &"running".into()));
-    assert_eq!(job.record(&etcd, "nodes/b").await.unwrap()["phase"], "running");
+    assert_eq!(job.record("nodes/b").await.unwrap()["phase"], "running");
     // and when it falls silent, its lease over, they do not keep it
     silent.signal(Signal::STOP);
     let alone = job.runs(round.number + 1, 1).await;
@@ -118,8 +109,7 @@ async fn no_one_speaks_for_a_node_without_the_secret(coordinator: bool) {
     let told: Vec<_> =
         log.lines().filter(|line| line.contains("does not prove that it knows the job's secret")).collect();
     assert!(told.len() == 1 && told[0].contains(&id), "{told:?}");
-    alone.exit(0);
-    assert_eq!(exits([&mut stays]).await, [0]);
+    job.succeeds([&mut stays]).await;
 }
 
 #[tokio::test]

@@ -1,15 +1,12 @@
 //! Every listener of the programs, under every kind of input that has filled some server's memory: what memory it takes,
 //! and whether the next client is served. The table that is printed is in `docs/reliability.md`.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::net::Ipv4Addr;
 
 use elastic_proto::pulse::IdentifyRequest;
 use elastic_proto::pulse::pulse_client::PulseClient;
-use elastic_tests::etcd::free_port;
 use elastic_tests::hostile::streams::{HELLO, PING};
-use elastic_tests::processes::Process;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -1,8 +1,8 @@
 //! The addresses on which processes listen, as the kernel tells.
 
-use std::collections::{BTreeMap, BTreeSet};
+use elastic_tests::prelude::*;
 use std::fs;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 
 /// The addresses on which a process, and all that it started, listen.
 pub(crate) fn of_all_below(pid: u32) -> Vec<SocketAddr> {

@@ -8,14 +8,11 @@ mod listeners;
 mod listening;
 mod tap;
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::net::Ipv4Addr;
 
 use elastic_proto::pulse::pulse_client::PulseClient;
 use elastic_proto::pulse::{Found, Hello, IdentifyRequest, MemberMessage};
-use elastic_tests::etcd::free_port;
-use elastic_tests::processes::Process;
-use elastic_tests::wait::{eventually, within};
+use elastic_tests::prelude::*;
 use floods::Flood;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -1,10 +1,6 @@
 //! A proxy in front of a store that records when leases are renewed. It passes everything on.
 
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;

@@ -1,9 +1,6 @@
 //! How a launch ends: by mistakes, by failures, by signals; and what is left then.
 
-use std::time::{Duration, Instant};
-
-use elastic_tests::processes::Process;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use crate::launchers::scene::{ALONE, Launcher, PATIENCE, Rendezvous, Scene, cases, is_alive};
 

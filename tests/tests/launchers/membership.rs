@@ -1,15 +1,8 @@
 //! Nodes that come, go and die. torchrun brings none of this about with its default settings.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::time::{Duration, Instant};
 
-use elastic_rendezvous::job::Keys;
-use elastic_store::Store;
-use elastic_tests::etcd::EtcdServer;
-use elastic_tests::processes::Process;
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use crate::launchers::scene::{Launcher, Rendezvous, Scene, cases};
 

@@ -1,6 +1,6 @@
 //! How many workers there are, what each learns about its place, and what it runs.
 
-use elastic_tests::etcd::free_port;
+use elastic_tests::prelude::*;
 
 use crate::launchers::scene::{ALONE, Launcher, Rendezvous, Scene, cases, names};
 

@@ -1,6 +1,6 @@
 //! The rendezvous backends by which nodes find each other, and what a launcher says when they cannot.
 
-use elastic_tests::etcd::free_port;
+use elastic_tests::prelude::*;
 
 use crate::launchers::scene::{ALONE, Launcher, Rendezvous, Scene, cases, names};
 

@@ -1,17 +1,6 @@
 //! A launcher, started as users start it, and a folder in which its workers write what the test looks at.
 
-use std::collections::BTreeSet;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
-
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::processes::{Process, binary, remove_settings};
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 /// Long enough for several torchruns to start on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);

@@ -1,8 +1,6 @@
 //! What workers do with PyTorch. Skipped, with a line that says so, where there is none.
 
-use elastic_tests::agents::json_lines;
-use elastic_tests::torch::{self, Torch};
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 use crate::launchers::scene::{ALONE, Launcher, Rendezvous, Scene, cases};
 

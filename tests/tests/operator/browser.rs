@@ -1,12 +1,6 @@
 //! The page as operators use it: in Chromium, which gets clicks and keys over its debugging pipe.
 
-use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
-
-use elastic_tests::requirement::skip;
-use serde_json::{Value, json};
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 use tokio::process::{Child, Command};

@@ -8,12 +8,7 @@ use elastic_proto::jobs::{
     JobState, JobSummary, ListRequest, MeRequest, Pause, Resume, Set, Undrain, Via, WatchAllRequest, WatchReply,
     WatchRequest,
 };
-use elastic_rendezvous::job::FailureClass;
-use elastic_store::Op;
-use elastic_tests::etcd::Certs;
-use elastic_tests::processes::Process;
-use elastic_tests::wait::eventually;
-use serde_json::{Value, json};
+use elastic_tests::prelude::*;
 use tokio::time::timeout;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
@@ -72,26 +67,16 @@ impl Rpc {
     }
 }
 
-/// The table's wishes.
-pub(super) fn drain(node: &str) -> Rpc {
-    Rpc::Ask(Some(Wish::Drain(Drain { node: node.into() })))
+/// A wish of the table about a node.
+macro_rules! of_node {
+    ($($name:ident = $wish:ident),*) => {$(
+        pub(super) fn $name(node: &str) -> Rpc {
+            Rpc::Ask(Some(Wish::$wish($wish { node: node.into() })))
+        }
+    )*};
 }
 
-pub(super) fn undrain(node: &str) -> Rpc {
-    Rpc::Ask(Some(Wish::Undrain(Undrain { node: node.into() })))
-}
-
-pub(super) fn exclude(node: &str) -> Rpc {
-    Rpc::Ask(Some(Wish::Exclude(Exclude { node: node.into() })))
-}
-
-pub(super) fn include(node: &str) -> Rpc {
-    Rpc::Ask(Some(Wish::Include(Include { node: node.into() })))
-}
-
-pub(super) fn evict(node: &str) -> Rpc {
-    Rpc::Ask(Some(Wish::Evict(Evict { node: node.into() })))
-}
+of_node!(drain = Drain, undrain = Undrain, exclude = Exclude, include = Include, evict = Evict);
 
 pub(super) fn set(min: Option<u32>, max: Option<u32>) -> Rpc {
     Rpc::Ask(Some(Wish::Set(Set { min, max, priority: None })))
@@ -167,11 +152,7 @@ async fn same<T: serde::Serialize>(page: &str, path: &str, grpc: impl AsyncFn() 
 
 #[tokio::test]
 async fn both_apis_tell_the_same_of_a_live_job() {
-    let store = ["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"];
-    let args = [&store[..], &["--http", "127.0.0.1:0", "--http-jobs"]].concat();
-    let coordinator = Process::start("elastic-coordinator", &args);
-    let page = coordinator.says("http://", WITHIN).await;
-    let scene = Scene::at(&coordinator.says("address=", WITHIN).await, 1, 2);
+    let (_coordinator, page, scene) = Scene::embedded(1, 2).await;
     let [mut a, b] = scene.nodes(["a", "b"]).await;
     let spare = scene.node("c").await;
     b.fail(FailureClass::Own, "ValueError: boom");
@@ -345,11 +326,7 @@ async fn what_one_client_may_take_is_limited() {
 
 #[tokio::test]
 async fn many_jobs_come_in_messages_that_clients_take() {
-    let store = ["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"];
-    let args = [&store[..], &["--http", "127.0.0.1:0", "--http-jobs"]].concat();
-    let coordinator = Process::start("elastic-coordinator", &args);
-    let page = coordinator.says("http://", WITHIN).await;
-    let scene = Scene::at(&coordinator.says("address=", WITHIN).await, 1, 1);
+    let (_coordinator, page, scene) = Scene::embedded(1, 1).await;
     // Five times what goes into a message.
     let (reason, ids) = ("r".repeat(100_000), (10..60).map(|number| format!("job-{number}")).collect::<Vec<_>>());
     for id in &ids {

@@ -1,7 +1,6 @@
 //! Who asked is in the job's history, whatever follows from the request.
 
-use elastic_store::Op;
-use serde_json::{Value, json};
+use elastic_tests::prelude::*;
 
 use super::{Scene, succeed};
 

@@ -1,15 +1,6 @@
 //! What a coordinator serves over HTTP: the JSON API, and the page in a real browser.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-use elastic_rendezvous::job::FailureClass;
-use elastic_store::Op;
-use elastic_tests::in_process::InProcessNode;
-use elastic_tests::processes::Process;
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 use tokio::process::Command;
 
 use super::{Scene, WITHIN, http, succeed};
@@ -27,11 +18,7 @@ struct Served {
 
 impl Served {
     async fn start() -> Served {
-        let store = ["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"];
-        let args = [&store[..], &["--http", "127.0.0.1:0", "--http-jobs"]].concat();
-        let coordinator = Process::start("elastic-coordinator", &args);
-        let page = coordinator.says("http://", WITHIN).await;
-        let scene = Scene::at(&coordinator.says("address=", WITHIN).await, 2, 2);
+        let (coordinator, page, scene) = Scene::embedded(2, 2).await;
         let [mut a, b] = scene.nodes(["a", "b"]).await;
         b.fail(FailureClass::Own, MESSAGE);
         a.runs(2, 2, WITHIN).await.unwrap();

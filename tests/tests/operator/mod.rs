@@ -10,19 +10,11 @@ mod retention;
 mod top;
 mod users;
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use elastic_node::Parting;
 use elastic_rendezvous::End;
-use elastic_rendezvous::job::{FailureClass, JobId, Keys, LeaderRecord, RoundRecord, Spec, Versioned};
-use elastic_store::Store;
-use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
-use elastic_tests::processes::{Process, output};
-use elastic_tests::wait::eventually;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use elastic_rendezvous::job::RoundRecord;
+use elastic_tests::http::answer as http;
+use elastic_tests::prelude::*;
 
 const WITHIN: Duration = Duration::from_secs(20);
 
@@ -54,6 +46,16 @@ impl Scene {
             spec: quick_spec(min, max),
             _etcd: None,
         }
+    }
+
+    /// A coordinator that serves the embedded store and all jobs over HTTP; where the page is, and the scene.
+    async fn embedded(min: u32, max: u32) -> (Process, String, Scene) {
+        let store = ["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"];
+        let args = [&store[..], &["--http", "127.0.0.1:0", "--http-jobs"]].concat();
+        let coordinator = Process::start("elastic-coordinator", &args);
+        let page = coordinator.says("http://", WITHIN).await;
+        let scene = Scene::at(&coordinator.says("address=", WITHIN).await, min, max);
+        (coordinator, page, scene)
     }
 
     async fn node(&self, name: &str) -> InProcessNode {
@@ -110,30 +112,16 @@ impl Scene {
 
     /// Runs elasticctl on this scene's store; what it printed, and whether it succeeded.
     async fn ctl(&self, args: &[&str]) -> (bool, String) {
-        let args = [&["--etcd", &self.address], args].concat();
-        let output = output("elasticctl", &args, WITHIN).await;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        (output.status.success(), text)
+        ctl(&self.address, args).await
     }
 
     async fn ctl_ok(&self, args: &[&str]) -> String {
-        let (ok, text) = self.ctl(args).await;
-        assert!(ok, "elasticctl {args:?}: {text}");
-        text
+        ctl_ok(&self.address, args).await
     }
 
     async fn ctl_json(&self, args: &[&str]) -> serde_json::Value {
         serde_json::from_str(&self.ctl_ok(&[args, &["-o", "json"]].concat()).await).unwrap()
     }
-}
-
-async fn http(address: &str, path: &str) -> String {
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
 }
 
 async fn succeed<const N: usize>(nodes: [InProcessNode; N]) {
@@ -411,13 +399,7 @@ async fn an_operator_resizes_and_closes_a_job() {
 
 #[tokio::test]
 async fn a_coordinator_serves_the_embedded_store_and_its_own_state() {
-    let coordinator = Process::start(
-        "elastic-coordinator",
-        &["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--http", "127.0.0.1:0"],
-    );
-    let page = coordinator.says("http://", WITHIN).await;
-    let address = coordinator.says("address=", WITHIN).await;
-    let scene = Scene::at(&address, 2, 2);
+    let (_coordinator, page, scene) = Scene::embedded(2, 2).await;
     assert!(http(&page, "/live").await.starts_with("HTTP/1.1 200"));
     eventually("it is ready", WITHIN, async || http(&page, "/ready").await.starts_with("HTTP/1.1 200").then_some(()))
         .await;

@@ -1,13 +1,11 @@
 //! Jobs that have ended are deleted: by an operator, by a coordinator, and in one transaction that a newcomer wins.
 
-use std::sync::Mutex;
-
 use async_trait::async_trait;
 use elastic_coordinator::removal::{RemovalError, Target, check, remove};
 use elastic_store::clock::epoch_ms;
 use elastic_store::embedded::MemoryStore;
 use elastic_store::embedded::mvcc::Limits;
-use elastic_store::{LeaseId, Op, Revision, Scope, Txn, TxnResult, Watcher};
+use elastic_store::{LeaseId, TxnResult};
 
 use super::*;
 

@@ -1,12 +1,8 @@
 //! `elasticctl top` on a terminal of its own.
 
-use std::fs::File;
 use std::io::{Read, Write};
-use std::process::Stdio;
-use std::sync::{Arc, Mutex};
 
-use elastic_tests::processes::{binary, output};
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};

@@ -1,14 +1,7 @@
 //! Users of the coordinator's APIs, as they call them with curl and over gRPC: roles, tokens, TLS, and what they
 //! change on real etcd.
 
-use std::path::{Path, PathBuf};
-
-use elastic_tests::etcd::Certs;
-use elastic_tests::in_process::InProcessNode;
-use elastic_tests::processes::{Process, output};
-use elastic_tests::wait::eventually;
-use serde_json::{Value, json};
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 use tokio::process::Command;
 use tonic::Code;
 

@@ -1,10 +1,6 @@
 //! Certificates of a real etcd that end soon, have ended, and are renewed.
 
-use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-
-use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
+use elastic_tests::prelude::*;
 
 use super::Told;
 

@@ -1,7 +1,5 @@
 //! The clocks of a real etcd and of a real coordinator. A wrong one is a real etcd's answer with another date in it.
 
-use elastic_rendezvous::job::LeaderRecord;
-use elastic_tests::processes::Process;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 

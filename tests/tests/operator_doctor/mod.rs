@@ -4,17 +4,9 @@
 mod certificates;
 mod clocks;
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use elastic_rendezvous::job::{JobId, Keys, NodeRecord, Phase, Spec, Versioned, to_json};
+use elastic_rendezvous::job::{NodeRecord, Phase, to_json};
 use elastic_store::embedded::EmbeddedServer;
-use elastic_store::{Op, Store, StoreError};
-use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions, EtcdServer, free_port};
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
-use elastic_tests::processes::output;
-use elastic_tests::wait::eventually;
-use serde_json::Value;
+use elastic_tests::prelude::*;
 
 /// Longer than a look may take: half a minute.
 const WITHIN: Duration = Duration::from_secs(40);

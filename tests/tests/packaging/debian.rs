@@ -1,15 +1,7 @@
 //! The Debian packages in a root of this machine's own distribution that nothing else was installed into. What it is made
 //! of comes from the mirror once (`scripts/setup.sh dist-test`).
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
-
-use elastic_tests::etcd::free_port;
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 use super::place::Place;
 use super::{is_root, made, printed, root, succeeds};

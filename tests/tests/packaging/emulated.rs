@@ -1,14 +1,7 @@
 //! What `make dist ARCH=…` has made for machines of another architecture, run by qemu with nothing of theirs but glibc
 //! (`scripts/setup.sh dist-test ARCH`).
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
-
-use elastic_tests::etcd::free_port;
-use elastic_tests::processes::{Process, binary};
-use elastic_tests::requirement::skip;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 use super::{PROGRAMS, made, printed, root, succeeds};
 

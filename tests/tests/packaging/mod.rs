@@ -15,10 +15,7 @@ mod place;
 mod tarball;
 mod wheel;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-
-use elastic_tests::requirement::skip;
+use elastic_tests::prelude::*;
 
 const PROGRAMS: [&str; 4] = ["elastic-agent", "elastic-coordinator", "elastic-trainer", "elasticctl"];
 

@@ -1,12 +1,6 @@
 //! A place where something is installed: a root directory, or a folder of programs; and a job of two nodes in it.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-use elastic_tests::etcd::free_port;
-use elastic_tests::processes::Process;
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 /// A training takes some seconds, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,8 +1,7 @@
 //! The tarball in a root that has nothing but what it says it needs: glibc's libraries.
 
+use elastic_tests::prelude::*;
 use std::env::consts::ARCH;
-use std::path::Path;
-use std::process::Command;
 
 use super::place::Place;
 use super::{PROGRAMS, is_root, made, succeeds};

@@ -1,8 +1,7 @@
 //! The wheels in fresh virtual environments, without a network.
 
+use elastic_tests::prelude::*;
 use std::env::consts::ARCH;
-use std::path::PathBuf;
-use std::process::Command;
 
 use super::place::Place;
 use super::{made, root, succeeds};

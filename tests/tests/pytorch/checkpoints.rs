@@ -1,9 +1,6 @@
 //! The trainer's checkpoints in PyTorch's hands. Left out where Python has no safetensors.
 
-use std::process::Command;
-
-use elastic_tests::processes::binary;
-use elastic_tests::torch::Torch;
+use elastic_tests::prelude::*;
 
 /// Says how many numbers the parameters and the whole state have, once it has found the ones in the other.
 const SCRIPT: &str = r#"

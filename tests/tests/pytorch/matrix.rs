@@ -2,13 +2,7 @@
 //! and go. `make test` runs a few of these pairs, in which each script, each means and each kind of change has a part;
 //! `make test-torch-matrix` runs all.
 
-use std::net::TcpStream;
-
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use crate::pytorch::trace::{
     LIMIT, Line, continues, finish, last_epoch, lines, resumes_what_was_saved, used_once, works,
@@ -98,37 +92,23 @@ const ONE: &str = "1";
 const TWO: &str = "2";
 const ONE_TO_FOUR: &str = "1:4";
 
-/// Where the store is.
-enum Store {
-    Etcd(#[allow(dead_code)] Box<EtcdServer>),
-    /// The first agent serves it on this port.
-    OfTheFirst(u16),
-    OfEach,
-}
-
-impl Store {
-    /// Waits until it is served: of agents on one host, the first one serves it.
-    async fn is_served(&self) {
-        if let Store::OfTheFirst(port) = self {
-            let address = ("127.0.0.1", *port);
-            eventually("the store is served", LIMIT, async || TcpStream::connect(address).ok()).await;
-        }
+/// Waits until the store is served, where the first agent serves it on this port.
+async fn is_served(port: Option<u16>) {
+    if let Some(port) = port {
+        eventually("the store is served", LIMIT, async || TcpStream::connect(("127.0.0.1", port)).ok()).await;
     }
 }
 
-/// A job, and its store.
-async fn job(means: Means, nnodes: &str) -> (Job, Store) {
+/// A job, and the port of its store if the first agent serves it.
+async fn job(means: Means, nnodes: &str) -> (Job, Option<u16>) {
     match means {
-        Means::Etcd => {
-            let etcd = EtcdServer::start(EtcdOptions::default()).await;
-            (Job::on(&etcd, nnodes), Store::Etcd(Box::new(etcd)))
-        }
+        Means::Etcd => (Job::on_etcd(nnodes).await, None),
         Means::C10d => {
             let port = free_port();
             let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
-            (Job::met_by(&["--rdzv-backend=c10d", &endpoint], nnodes), Store::OfTheFirst(port))
+            (Job::met_by(&["--rdzv-backend=c10d", &endpoint], nnodes), Some(port))
         }
-        Means::Standalone => (Job::met_by(&["--standalone"], nnodes).flag("--nproc-per-node=2"), Store::OfEach),
+        Means::Standalone => (Job::met_by(&["--standalone"], nnodes).flag("--nproc-per-node=2"), None),
     }
 }
 
@@ -156,7 +136,7 @@ async fn fixed_nodes_of(torch: &Torch, script: &Script, means: Means) {
     let (job, store) = job(means, TWO).await;
     let job = job.flag("--max-restarts=1").script(torch, script.file, &[]);
     let a = job.start("a");
-    store.is_served().await;
+    is_served(store).await;
     let mut agents = [a, job.start("b")];
     let first = works(&job, script.works, 1, 2).await;
 
@@ -176,7 +156,7 @@ async fn fixed_nodes_of(torch: &Torch, script: &Script, means: Means) {
 
 async fn changing_nodes(script: &Script, means: Means) {
     let Some(torch) = Torch::find() else { return };
-    let (job, _store) = job(means, ONE_TO_FOUR).await;
+    let (job, _) = job(means, ONE_TO_FOUR).await;
     let job = job.flag("--max-restarts=0").script(&torch, script.file, &[]);
     let a = job.start("a");
     let alone = works(&job, script.works, 1, 1).await;
@@ -215,7 +195,7 @@ async fn alone(script: &Script, means: Means) {
 /// What a script raises is written down by `record`, and told by every agent as the job's root cause.
 async fn fails_as_recorded(nnodes: &str, means: Means) {
     let Some(torch) = Torch::find() else { return };
-    let (job, _store) = job(means, nnodes).await;
+    let (job, _) = job(means, nnodes).await;
     let job = job.flag("--max-restarts=0").script(&torch, "train_ddp.py", &["--fail"]);
     let names = if nnodes == ONE { &["a"][..] } else { &["a", "b"] };
     let mut agents: Vec<Agent> = names.iter().map(|name| job.start(name)).collect();

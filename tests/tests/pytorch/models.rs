@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use elastic_tests::torch::{self, Torch};
+use elastic_tests::prelude::*;
 use elastic_trainer::Model;
 use elastic_trainer::model::gpt::{Gpt, Size, Tokens};
 use elastic_trainer::random::unit;

@@ -1,11 +1,6 @@
 //! What README.md and examples/ tell a newcomer to type, typed.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use elastic_tests::etcd::free_port;
-use elastic_tests::processes::binary;
-use elastic_tests::torch::Torch;
+use elastic_tests::prelude::*;
 use tokio::process::Command;
 
 /// Long enough for two workers to import torch, twice, on a busy machine.

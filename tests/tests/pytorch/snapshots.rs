@@ -1,11 +1,8 @@
 //! Snapshots in the agent's memory: training whose workers all die continues from there.
 
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::torch::{Torch, script};
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
-use crate::pytorch::trace::{LIMIT, Line, lines, works};
+use crate::pytorch::trace::{LIMIT, Line, ended, lines, works};
 
 const SCRIPT: &str = "trains_with_snapshots.py";
 
@@ -20,13 +17,12 @@ fn snapshots_are_whole_or_do_not_count() {
 #[tokio::test]
 async fn ddp_continues_from_the_agents_memory() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=2").script(&torch, SCRIPT, &[]);
+    let job = Job::on_etcd("2").await.flag("--max-restarts=2").script(&torch, SCRIPT, &[]);
     let mut agents = job.start_all(["a", "b"]);
     works(&job, "done", 1, 2).await;
 
     // When all workers are killed while they copy, then training continues from the copy before
-    std::fs::write(job.path("hold"), "").unwrap();
+    job.write("hold", "");
     let held = async || (lines(&job).iter().filter(|line| line.is("held")).count() == 2).then_some(());
     eventually("both workers are in the midst of a copy", LIMIT, held).await;
     std::fs::remove_file(job.path("hold")).unwrap();
@@ -49,18 +45,16 @@ async fn ddp_continues_from_the_agents_memory() {
     nothing_is_lost(&told, third);
 
     std::fs::write(job.path("end"), (newest(&told) + 20).to_string()).unwrap();
-    let [a, b] = &mut agents;
-    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    ended(&mut agents, 0).await;
 }
 
 #[tokio::test]
 async fn the_last_snapshot_is_saved_when_none_is_left_to_continue() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--max-restarts=0").script(&torch, SCRIPT, &[]);
+    let job = Job::on_etcd("1").await.flag("--max-restarts=0").script(&torch, SCRIPT, &[]);
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut agent = job.start("a");
-    let committed = async || job.record(&etcd, "checkpoint").await.and_then(|record| record["step"].as_u64());
+    let committed = async || job.record("checkpoint").await.and_then(|record| record["step"].as_u64());
     let beside = eventually("a snapshot is written and committed beside training", LIMIT, committed).await;
     assert!(beside >= 10, "{beside}");
 
@@ -82,14 +76,13 @@ async fn the_last_snapshot_is_saved_when_none_is_left_to_continue() {
 #[tokio::test]
 async fn a_sharded_model_outlives_a_node_and_is_divided_again() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").flag("--max-restarts=2").script(&torch, SCRIPT, &["sharded"]);
+    let job = Job::on_etcd("1:2").await.flag("--max-restarts=2").script(&torch, SCRIPT, &["sharded"]);
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut agents = job.start_all(["a", "b"]);
     let mut first = works(&job, "done", 1, 2).await;
 
     // When all workers are killed while one copies more slowly than the other, then both still have the step before
-    std::fs::write(job.path("hold-b"), "").unwrap();
+    job.write("hold-b", "");
     let ahead = async || {
         let told = lines(&job);
         let held = told.iter().find(|line| line.is("held"))?.number("step");
@@ -116,7 +109,7 @@ async fn a_sharded_model_outlives_a_node_and_is_divided_again() {
 
     // When all memory is lost, then one node continues from the parts that two wrote to disk
     let begun = began(&lines(&job), both).next().unwrap().number("step");
-    let committed = async || job.record(&etcd, "checkpoint").await.filter(|it| it["step"].as_u64() > Some(begun));
+    let committed = async || job.record("checkpoint").await.filter(|it| it["step"].as_u64() > Some(begun));
     eventually("a checkpoint of two parts is committed", LIMIT, committed).await;
     agents.iter_mut().for_each(Agent::kill);
     let committed = committed().await.unwrap();
@@ -129,7 +122,7 @@ async fn a_sharded_model_outlives_a_node_and_is_divided_again() {
     let mut same = told.iter().filter(|line| line.is("done") && line.number("step") == begin.number("step"));
     assert!(same.any(|line| line.number("round") == both && line.text("digest") == begin.text("digest")), "{begin:?}");
 
-    std::fs::write(job.path("end"), "1").unwrap();
+    job.write("end", "1");
     assert_eq!(other.exit(LIMIT).await, 0);
 }
 
@@ -137,8 +130,7 @@ async fn a_sharded_model_outlives_a_node_and_is_divided_again() {
 #[ignore = "minutes of restarts"]
 async fn parts_of_many_ranks_are_divided_among_fewer_and_more() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:4").flag("--max-restarts=4").script(&torch, SCRIPT, &["sharded"]);
+    let job = Job::on_etcd("1:4").await.flag("--max-restarts=4").script(&torch, SCRIPT, &["sharded"]);
     let mut agents: Vec<Agent> = job.start_all(["a", "b", "c", "d"]).into();
     let mut round = works(&job, "done", 1, 4).await;
 
@@ -183,7 +175,7 @@ async fn parts_of_many_ranks_are_divided_among_fewer_and_more() {
     assert!(began(&lines(&job), round).all(|begin| begin.text("source") == "nothing" && begin.number("step") == 0));
     let said = std::fs::read_to_string(job.path(&format!("agent-{}.log", of_rank[0]))).unwrap();
     assert!(said.contains("no rank holds part 1 of the 4"), "{said}");
-    std::fs::write(job.path("end"), "1").unwrap();
+    job.write("end", "1");
     for agent in agents.iter_mut().filter(|agent| [&of_rank[0], &of_rank[3]].contains(&&agent.name)) {
         assert_eq!(agent.exit(LIMIT).await, 0);
     }
@@ -211,13 +203,12 @@ async fn a_replica_of_shards_gives_its_state_to_others() {
         continues_whole(&lines(&job), both);
 
         // And the parts of one layout are divided again for the other
-        std::fs::write(job.path("layout"), other).unwrap();
+        job.write("layout", other);
         job.runs(both, 4).await.workers[3].kill();
         let changed = works(&job, "done", both + 1, 4).await;
         continues_whole(&lines(&job), changed);
-        std::fs::write(job.path("end"), "1").unwrap();
-        let [a, b] = &mut agents;
-        assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+        job.write("end", "1");
+        ended(&mut agents, 0).await;
     }
 }
 

@@ -2,13 +2,9 @@
 //! each sample is used once.
 
 use std::cell::{Ref, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use elastic_tests::agents::{Job, json_lines};
+use elastic_tests::prelude::*;
 use elastic_tests::trace::Tail;
-use elastic_tests::wait::eventually;
-use serde_json::Value;
 
 /// Several processes import PyTorch meanwhile, on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
@@ -47,7 +43,7 @@ impl Line {
 }
 
 pub(crate) fn lines(job: &Job) -> Vec<Line> {
-    json_lines(&job.path("trace")).into_iter().map(Line).collect()
+    job.lines("trace").into_iter().map(Line).collect()
 }
 
 /// A long trace. Each look reads only what is new.
@@ -88,9 +84,15 @@ pub(crate) async fn works(job: &Job, event: &str, round: u64, size: u64) -> u64 
     .await
 }
 
+/// Sees all agents end with this code.
+pub(crate) async fn ended(agents: &mut [Agent], code: i32) {
+    let codes = exits_within(LIMIT, agents).await;
+    assert!(codes.iter().all(|&one| one == code), "{codes:?}");
+}
+
 /// Lets the scripts come to their end.
 pub(crate) fn finish(job: &Job) {
-    std::fs::write(job.path("finish"), "").unwrap();
+    job.write("finish", "");
 }
 
 /// Checks that each round continued from what had been reported before it, `unit` by `unit`: from the one after the

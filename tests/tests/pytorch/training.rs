@@ -1,17 +1,13 @@
 //! What single scripts have of their own: checkpoints that lie on one node alone, and checkpoints in shards.
 
-use elastic_tests::agents::{Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 use crate::pytorch::trace::{LIMIT, continues, finish, last_epoch, lines, resumes_what_was_saved, used_once, works};
 
 #[tokio::test]
 async fn a_joiner_without_a_checkpoint_gets_the_groups_state() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:3").flag("--max-restarts=0").script(&torch, "train_imagenet.py", &[]);
+    let job = Job::on_etcd("1:3").await.flag("--max-restarts=0").script(&torch, "train_imagenet.py", &[]);
     let mut a = job.start("a");
     let alone = works(&job, "step", 1, 1).await;
 
@@ -41,8 +37,7 @@ async fn a_joiner_without_a_checkpoint_gets_the_groups_state() {
 #[tokio::test]
 async fn shards_are_read_by_a_group_of_another_size() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").flag("--max-restarts=0").script(&torch, "train_fsdp.py", &[]);
+    let job = Job::on_etcd("1:2").await.flag("--max-restarts=0").script(&torch, "train_fsdp.py", &[]);
     let mut a = job.start("a");
     let alone = works(&job, "saved", 1, 1).await;
     let mut b = job.start("b");

@@ -2,10 +2,8 @@
 //! does better on purpose (see `elastic_agent::workers_store::state`) and the order of a list of keys.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::time::Duration;
 
-use elastic_tests::torch::Torch;
+use elastic_tests::prelude::*;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 

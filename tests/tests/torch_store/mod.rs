@@ -3,14 +3,10 @@
 
 mod against_torch;
 
-use std::net::{Ipv6Addr, TcpListener};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::net::Ipv6Addr;
 
 use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
-use elastic_tests::agents::Job;
-use elastic_tests::requirement::skip;
-use elastic_tests::torch::Torch;
+use elastic_tests::prelude::*;
 
 /// Failures of a process group, one after the other.
 const RESTARTS: u32 = 3;

@@ -1,9 +1,6 @@
 //! What an agent says where it would never find the others, or where the server cannot do what is needed.
 
-use std::time::Duration;
-
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, version_server};
-use elastic_tests::torch::Torch;
+use elastic_tests::prelude::*;
 use elastic_torchelastic::etcd_v2::{EtcdV2, Only, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -1,10 +1,7 @@
 //! The rolling move of `docs/migrate-from-torchrun.md`, step by step: a job that trains under torchrun comes to train
 //! under elastic-agent, node by node, without ever ending.
 
-use elastic_tests::agents::json_lines;
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use crate::torchelastic::scene::{Agent, LIMIT, Ours, Scene, Torchrun};
 

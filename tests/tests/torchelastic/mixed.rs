@@ -1,7 +1,6 @@
 //! Our agents and real torchrun in one job.
 
-use elastic_tests::torch::Torch;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use crate::torchelastic::scene::{Agent, Kind, Ours, Scene, Torchrun};
 

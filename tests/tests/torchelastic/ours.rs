@@ -1,10 +1,6 @@
 //! Our agents alone, on torchrun's protocol.
 
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{JOB_FAILED, json_lines};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use crate::torchelastic::scene::{LIMIT, Ours, Scene};
 

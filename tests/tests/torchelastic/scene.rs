@@ -1,18 +1,8 @@
 //! A job whose nodes run either launcher, and workers that write down their rank and node.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
 
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::{Process, binary, remove_settings};
-use elastic_tests::torch::{self, Torch};
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
+use elastic_tests::prelude::*;
 
 /// Long enough for several processes to import PyTorch on a busy machine, and for torchrun to wait for times to live of
 /// ten seconds.

@@ -1,10 +1,6 @@
 //! Real training over gloo, across both kinds of nodes: it comes to the same as under torchrun alone.
 
-use std::collections::BTreeMap;
-
-use elastic_tests::agents::json_lines;
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
+use elastic_tests::prelude::*;
 
 use crate::torchelastic::scene::{Kind, LIMIT, Ours, Scene, Torchrun};
 

@@ -1,17 +1,8 @@
 //! An artificial later release: one that speaks a version that ours does not, or adds what ours does not know.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use elastic_rendezvous::job::{JobId, Keys, Protocols, Release, Spec};
-use elastic_store::{Op, Store, Txn};
-use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
+use elastic_rendezvous::job::{Protocols, Release};
+use elastic_tests::prelude::*;
 use elastic_tests::previous_release::PreviousRelease;
-use elastic_tests::processes::{Process, output};
-use elastic_tests::wait::eventually;
-use serde_json::{Value, json};
 
 use super::Build;
 
@@ -145,8 +136,7 @@ async fn a_later_release_joins_and_leads_a_job_of_our_protocol() {
 
 #[tokio::test]
 async fn a_protocol_that_we_do_not_speak_cannot_be_asked_for() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").conf("job_protocol", "99");
+    let job = Job::on_etcd("1").await.conf("job_protocol", "99");
     let mut agent = job.start("a");
     assert_eq!(agent.exit(LIMIT).await, 2);
     assert!(agent.output().contains(&format!("speaks protocol version {}", Protocols::OURS)), "{}", agent.output());
@@ -171,11 +161,11 @@ async fn what_a_later_release_adds_to_records_is_passed_over() {
         let etcd = EtcdServer::start(EtcdOptions::default()).await;
         let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=9");
         let mut agents = vec![start(leads, &job, "a")];
-        assert_eq!(job.leader(&etcd).await, "a");
+        assert_eq!(job.leader().await, "a");
         agents.push(start(leads.other(), &job, "b"));
         let mut round = job.runs(1, 2).await;
         // Given records with more in them than anybody here knows. Nodes' and leaders' own are theirs, and stay.
-        let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+        let keys = job.keys();
         let store = etcd.store();
         let larger = async |key: String, or: Value| {
             let kv = store.get(&key).await.unwrap();
@@ -196,10 +186,9 @@ async fn what_a_later_release_adds_to_records_is_passed_over() {
         }
         agents[1].kill();
         agents[1] = start(leads, &job, "b");
-        round = job.runs_within(round.number + 1, 2, AT_ONCE).await;
+        job.runs_within(round.number + 1, 2, AT_ONCE).await;
         let said: String = agents.iter().map(|agent| agent.output()).collect();
         assert!(!said.contains("not one of ours"), "{said}");
-        round.exit(0);
-        assert_eq!(exits(&mut agents).await, [0, 0]);
+        job.succeeds(&mut agents).await;
     }
 }

@@ -5,7 +5,7 @@ mod later_release;
 mod replacement;
 mod wishes;
 
-use elastic_tests::agents::{Agent, Job};
+use elastic_tests::prelude::*;
 use elastic_tests::previous_release::PreviousRelease;
 
 /// Exit code of an agent that left as planned.

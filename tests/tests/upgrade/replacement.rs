@@ -1,13 +1,7 @@
 //! Programs of the two releases in one job: as leader and members, one replaced by the other while the job trains.
 
-use std::collections::BTreeSet;
-
-use elastic_tests::agents::{AT_ONCE, Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::prelude::*;
 use elastic_tests::previous_release::PreviousRelease;
-use elastic_tests::processes::{Process, binary};
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
 
 use super::{Build, LEFT};
 use crate::agents::live::{self, number, undisturbed};
@@ -21,7 +15,7 @@ async fn a_leader_of_one_release_leads_members_of_the_other() {
         let job = Job::on(&etcd, "2:3").prompt().flag("--max-restarts=3");
         // Given a leader of one release, and members of the other
         let leader = leads.start(&job, &before, "a");
-        assert_eq!(job.leader(&etcd).await, "a");
+        assert_eq!(job.leader().await, "a");
         let mut others = ["b", "c"].map(|node| leads.other().start(&job, &before, node));
         let round = job.runs(1, 3).await;
         // when workers fail at both, then that is handled at once, and counted
@@ -51,11 +45,10 @@ async fn a_leader_of_one_release_leads_members_of_the_other() {
 #[tokio::test]
 async fn a_failed_job_has_one_cause_and_begins_again_with_either_release() {
     let Some(before) = PreviousRelease::build() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2");
+    let job = Job::on_etcd("2").await;
     for (generation, leads) in [(1, Build::Before), (2, Build::Now), (3, Build::Before)] {
         let first = leads.start(&job, &before, "a");
-        assert_eq!(job.leader(&etcd).await, "a", "generation {generation}");
+        assert_eq!(job.leader().await, "a", "generation {generation}");
         let second = leads.other().start(&job, &before, "b");
         let last = job.round().map_or(0, |round| round.number);
         let round = job.runs(last + 1, 2).await;
@@ -65,7 +58,7 @@ async fn a_failed_job_has_one_cause_and_begins_again_with_either_release() {
         for agent in &agents {
             assert!(agent.output().contains("told to exit with 7"), "{}: {}", agent.name, agent.output());
         }
-        let record = job.record(&etcd, "round").await.unwrap();
+        let record = job.record("round").await.unwrap();
         let told = (&record["generation"], &record["state"], &record["cause"]["exit_code"]);
         assert_eq!(told, (&generation.into(), &"failed".into(), &7.into()));
     }
@@ -78,8 +71,7 @@ async fn replace_node_by_node(from: Build, to: Build) {
     let Some(before) = PreviousRelease::build() else { return };
     let folder = tempfile::tempdir().unwrap();
     let undisturbed = undisturbed(&TRAINING, &folder.path().join("trace"));
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2:3").flag("--max-restarts=0");
+    let job = Job::on_etcd("2:3").await.flag("--max-restarts=0");
     let trace = format!("--trace={}", job.path("trace").display());
     let trainer = binary("elastic-trainer").display().to_string();
     let program = [trainer.as_str(), "digits"].into_iter().chain(TRAINING).chain([trace.as_str()]);
@@ -103,12 +95,12 @@ async fn replace_node_by_node(from: Build, to: Build) {
         let stayed: BTreeSet<_> = now.iter().filter(|((name, _), _)| name != node).collect();
         assert_eq!(stay, stayed, "workers that know about rounds keep their process when {node} is replaced");
     }
-    assert_eq!(job.record(&etcd, "round").await.unwrap()["restarts"], 0);
+    assert_eq!(job.record("round").await.unwrap()["restarts"], 0);
     for agent in &mut agents {
         assert_eq!(agent.exit(3 * LIMIT).await, 0, "{}", agent.output());
     }
     let printed: String = agents.iter().map(Agent::output).collect();
-    undisturbed.is_same(&json_lines(&job.path("trace")), &printed);
+    undisturbed.is_same(&job.lines("trace"), &printed);
 }
 
 #[tokio::test]
@@ -124,11 +116,10 @@ async fn nodes_go_back_one_by_one_while_the_job_trains() {
 #[tokio::test]
 async fn a_coordinator_is_replaced_by_one_of_the_other_release_and_back() {
     let Some(before) = PreviousRelease::build() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=9");
+    let job = Job::on_etcd("2").await.prompt().flag("--max-restarts=9");
     let mut agents = [Build::Before.start(&job, &before, "a"), Build::Now.start(&job, &before, "b")];
     let mut round = job.runs(1, 2).await;
-    let address = etcd.address();
+    let address = job.etcd().address();
     let args = ["--etcd", &address, "--peer-listen", "127.0.0.1:0", "--lease-ttl", "2"];
     for build in [Build::Before, Build::Now, Build::Before] {
         // Given a coordinator of this release, which takes the lead without a new round
@@ -138,7 +129,7 @@ async fn a_coordinator_is_replaced_by_one_of_the_other_release_and_back() {
         };
         let peer = running.says("pulses at ", LIMIT).await;
         eventually(&format!("the coordinator of {build:?} leads"), LIMIT, async || {
-            let leader = job.record(&etcd, "leader").await?;
+            let leader = job.record("leader").await?;
             let at = format!("{}:{}", leader["peer"]["host"].as_str()?, leader["peer"]["port"]);
             (leader["coordinator"] == true && at == peer).then_some(())
         })
@@ -152,11 +143,10 @@ async fn a_coordinator_is_replaced_by_one_of_the_other_release_and_back() {
         // When it ends, then an agent leads, without a new round.
         assert_eq!(running.terminate(LIMIT).await, 0);
         eventually("an agent leads", LIMIT, async || {
-            job.record(&etcd, "leader").await.filter(|leader| leader["coordinator"].is_null())
+            job.record("leader").await.filter(|leader| leader["coordinator"].is_null())
         })
         .await;
         assert_eq!(job.round().unwrap().number, round.number);
     }
-    round.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0]);
+    job.succeeds(&mut agents).await;
 }

@@ -1,12 +1,8 @@
 //! What operators ask of a job, by the `elasticctl` of one release, where the other leads.
 
-use elastic_rendezvous::job::{Desired, Keys};
-use elastic_store::{Op, Store, Txn};
-use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_rendezvous::job::Desired;
+use elastic_tests::prelude::*;
 use elastic_tests::previous_release::PreviousRelease;
-use elastic_tests::processes::{binary, output_of};
-use elastic_tests::wait::eventually;
 
 use super::{Build, LEFT};
 
@@ -28,7 +24,7 @@ async fn each_elasticctl_is_understood_by_each_leader() {
         let etcd = EtcdServer::start(EtcdOptions::default()).await;
         let job = Job::on(&etcd, "1:3").prompt();
         let first = leads.start(&job, &before, "a");
-        assert_eq!(job.leader(&etcd).await, "a");
+        assert_eq!(job.leader().await, "a");
         let second = leads.other().start(&job, &before, "b");
         let mut round = job.runs(1, 2).await;
         let mut agents = [first, second];
@@ -47,7 +43,7 @@ async fn each_elasticctl_is_understood_by_each_leader() {
         // The one closes what the other leads, and all leave.
         ask(leads.other(), &before, &etcd, &["close", "job"]).await;
         exits(&mut agents).await;
-        assert_eq!(job.record(&etcd, "round").await.unwrap()["state"], "closed");
+        assert_eq!(job.record("round").await.unwrap()["state"], "closed");
     }
 }
 
@@ -59,7 +55,7 @@ async fn an_older_leader_passes_over_what_it_does_not_know_and_loses_none_of_it(
     let mut agents = [Build::Before.start(&job, &before, "a"), Build::Now.start(&job, &before, "b")];
     let round = job.runs(1, 2).await;
     // Given everything that this release and a later one can wish for, and a key that neither knows
-    let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+    let keys = job.keys();
     let mut wish = serde_json::to_value(Desired { max_nodes: Some(2), ..Desired::default() }).unwrap();
     for (field, value) in [
         ("paused", serde_json::json!(false)),
@@ -76,19 +72,18 @@ async fn an_older_leader_passes_over_what_it_does_not_know_and_loses_none_of_it(
     store.txn(Txn::of(puts)).await.unwrap();
     // when a worker fails, then the older leader continues
     round.of("b").exit(1);
-    let round = job.runs_within(2, 2, AT_ONCE).await;
+    job.runs_within(2, 2, AT_ONCE).await;
     // and neither it nor this release's elasticctl has lost any of it.
     ask(Build::Now, &before, &etcd, &["set", "job", "--min", "2"]).await;
-    let kept = job.record(&etcd, "desired").await.unwrap();
+    let kept = job.record("desired").await.unwrap();
     assert_eq!(
         (&kept["priority"], &kept["weights"]["a"], &kept["min_nodes"], &kept["asked"]["by"]["via"]),
         (&3.into(), &2.into(), &2.into(), &"elasticctl".into())
     );
     assert!(store.get(&later).await.unwrap().is_some());
-    round.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0]);
+    job.succeeds(&mut agents).await;
     eventually("the job has its result", LIMIT, async || {
-        job.record(&etcd, "round").await.filter(|round| round["state"] == "succeeded")
+        job.record("round").await.filter(|round| round["state"] == "succeeded")
     })
     .await;
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 
+use elastic_proto::worker::Checkpoint;
 use tracing::warn;
 
 use super::TrainError;
@@ -57,6 +58,11 @@ impl<'a> History<'a> {
             warn!("{error}; training continues without a trace in this round");
             self.trace = None;
         }
+    }
+
+    /// Records that a checkpoint is the job's.
+    pub(super) fn record_commit(&mut self, Checkpoint { round, step, path, .. }: &Checkpoint) {
+        self.record(&Event::Committed { round: *round, step: *step, path });
     }
 
     /// Keeps a step for the plot, if one is wanted.

@@ -16,7 +16,8 @@ use elastic_collective::Group;
 use elastic_proto::worker::Checkpoint;
 use tracing::{debug, info};
 
-use super::{Holding, TrainError, Trainer};
+use super::held::Holding;
+use super::{TrainError, Trainer};
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{CheckpointError, Checkpoints, Loaded};
@@ -47,26 +48,23 @@ type BytesRead = Arc<AtomicU64>;
 impl<M: Model> Trainer<'_, M> {
     /// No rank holds a state: all take the checkpoint's, or the first one.
     pub(super) fn begin(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        let first = self.model.init(self.settings.seed);
-        if first.len() != self.model.parameters() {
-            let (made, parameters) = (first.len(), self.model.parameters());
+        let first = self.run.model.init(self.run.settings.seed);
+        let (made, parameters) = (first.len(), self.run.model.parameters());
+        if made != parameters {
             return Err(TrainError::Unusable(format!("it makes {made} first parameters instead of {parameters}")));
         }
-        self.state = State::new(first);
-        if !matches!(self.assignment.as_ref().map(|it| &it.checkpoint), Some(None)) {
+        self.held.state = State::new(first);
+        if !self.membership.begins_afresh() {
             self.load(group)?;
         }
-        self.engine.take(&self.state)?;
-        self.holding = Holding::Reached;
-        self.last = None;
-        Ok(())
+        Ok(self.held.taken(Holding::Reached, None)?)
     }
 
     /// Takes in the checkpoint to begin with, if there is one. With an agent only the committed one will do; without,
     /// rank 0's newest whole one.
     fn load(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        let committed = self.assignment.as_ref().and_then(|it| it.checkpoint.clone());
-        let folder = self.settings.checkpoint_dir.clone().filter(|_| self.group_config.rank == 0);
+        let committed = self.membership.committed().cloned();
+        let folder = self.run.settings.checkpoint_dir.clone().filter(|_| self.membership.leads());
         let wanted = committed.clone();
         let (found, all) = read(group, move |progress| find(wanted.as_ref(), folder.as_deref(), progress))?;
         let failed = |step| move |cause| TrainError::Resume { step, cause };
@@ -80,7 +78,7 @@ impl<M: Model> Trainer<'_, M> {
             (Err(cause), Some(committed)) => return Err(failed(committed.step)(cause)),
             (Err(cause), None) => return Err(cause.into()),
         };
-        let rank = self.group_config.rank as usize;
+        let rank = group.rank() as usize;
         let readers: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] == DONE).collect();
         let share = readers.iter().position(|&reader| reader == rank).map(|index| (index, readers.len()));
         let mut step = 0;
@@ -92,13 +90,15 @@ impl<M: Model> Trainer<'_, M> {
             };
             step = manifest.step;
             let theirs = &manifest.settings;
-            if *theirs != self.words || manifest.state_bytes != size_of_val(&self.state.flat[..]) as u64 {
-                return Err(TrainError::OtherSettings { step, theirs: theirs.clone(), ours: self.words.clone() });
+            if *theirs != self.run.words || manifest.state_bytes != size_of_val(&self.held.state.flat[..]) as u64 {
+                return Err(TrainError::OtherSettings { step, theirs: theirs.clone(), ours: self.run.words.clone() });
             }
             match (found, share) {
-                (Found::Newest(loaded), _) => (part, self.state.flat) = (0..loaded.manifest.state_bytes, loaded.state),
+                (Found::Newest(loaded), _) => {
+                    (part, self.held.state.flat) = (0..loaded.manifest.state_bytes, loaded.state)
+                }
                 (Found::Committed(path, manifest), Some(share)) => {
-                    let mut flat = std::mem::take(&mut self.state.flat);
+                    let mut flat = std::mem::take(&mut self.held.state.flat);
                     let read = read(group, move |progress| {
                         let checkpoints = Checkpoints::new(Host, &path);
                         let on_read = |bytes| note(progress, bytes);
@@ -106,9 +106,9 @@ impl<M: Model> Trainer<'_, M> {
                         Ok((part, flat))
                     });
                     let read = read.and_then(|(read, _)| read.map_err(failed(step)));
-                    (part, self.state.flat) = read.inspect_err(|_| {
+                    (part, self.held.state.flat) = read.inspect_err(|_| {
                         // A state that comes in another round needs the room.
-                        self.state = State::room(self.model.parameters());
+                        self.held.state = State::room(self.run.model.parameters());
                     })?;
                 }
                 (Found::Committed(..), None) => {}
@@ -132,13 +132,13 @@ impl<M: Model> Trainer<'_, M> {
             Some(*end)
         });
         let ends: Vec<usize> = ends.collect();
-        group.share(&ends, bytemuck::cast_slice_mut(&mut self.state.flat))?;
-        self.state.step = step;
-        if !self.state.is_finite() {
+        group.share(&ends, bytemuck::cast_slice_mut(&mut self.held.state.flat))?;
+        self.held.state.step = step;
+        if !self.held.state.is_finite() {
             return Err(TrainError::NotFinite { step });
         }
         info!(step, readers = all.iter().filter(|[_, length]| *length > 0).count(), "resumed from a checkpoint");
-        if let Some(saving) = &mut self.saving {
+        if let Some(saving) = self.keeper.saving() {
             saving.resumed(step);
         }
         Ok(())

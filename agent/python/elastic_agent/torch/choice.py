@@ -13,10 +13,10 @@ class Offer:
     """A whole snapshot that a rank holds, and what the rank was that made it: this one, or one whose copy this is."""
 
     step: int
-    round: int
-    sharded: bool
-    rank: int
-    world_size: int
+    round: int = 0
+    sharded: bool = False
+    rank: int = 0
+    world_size: int = 1
     # Of a sharded state, if its tensors are all divided alike.
     layout: Layout | None = None
 
@@ -28,8 +28,8 @@ class Choice:
     source: str
     step: int = 0
     round: int = 0
-    # The rank whose copy all take.
-    holder: int | None = None
+    # The ranks that have it, if each has all of it.
+    holders: tuple[int, ...] = ()
     # Of a sharded state, for each of its parts the rank that gives it to others. Without them each rank takes its own.
     senders: tuple[int, ...] | None = None
     why: str = ""
@@ -43,12 +43,12 @@ def choose(
 ) -> Choice:
     """offers: what each rank holds. committed: the step of the checkpoint on disk. newer_than: the step of a
     checkpoint of the script's own. layouts: of each rank now, if the model is sharded. The same on every rank."""
-    replicated = [(one.step, one.round, -rank) for rank, held in enumerate(offers) for one in held if not one.sharded]
+    replicated = [((one.step, one.round), rank) for rank, held in enumerate(offers) for one in held if not one.sharded]
     sharded = sorted({(one.step, one.round) for held in offers for one in held if one.sharded}, reverse=True)
     found, why = None, "no rank holds a snapshot"
     if replicated:
-        step, round_, rank = max(replicated)
-        found = Choice("memory", step, round_, -rank)
+        newest = max(replicated)[0]
+        found = Choice("memory", *newest, tuple(rank for key, rank in replicated if key == newest))
     for step, round_ in sharded:
         senders, missing = _senders(offers, (step, round_), layouts)
         if not missing:

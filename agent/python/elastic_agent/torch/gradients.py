@@ -22,21 +22,22 @@ class _Bucket:
     """Some parameters' gradients, one after the other in one tensor."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], extra: int) -> None:
-        self.parameters = parameters
-        parts = [_part(parameter) for parameter in parameters]
-        like = parts[0] if parts else torch.empty(0)
-        size = sum(part.numel() for part in parts)
-        self.flat = torch.zeros(size + extra, dtype=like.dtype, device=like.device)
-        self.votes = self.flat[size:]
-        self.views, at = [], 0
-        for part in parts:
-            self.views.append(self.flat[at : at + part.numel()].view_as(part))
-            at += part.numel()
+        self.parameters, self._extra = parameters, extra
+        self.allocate()
         # How many gradients the backward pass still has to compute.
         self.missing = 0
         # Whether the parameters' gradients lie here.
         self.filled = False
         self.sharded = any(map(is_sharded, parameters))
+
+    def allocate(self) -> None:
+        """Takes new memory. The former stays with the sums that are under way in it."""
+        parts = [_part(parameter) for parameter in self.parameters]
+        like = parts[0] if parts else torch.empty(0)
+        sizes = [part.numel() for part in parts]
+        self.flat = torch.zeros(sum(sizes) + self._extra, dtype=like.dtype, device=like.device)
+        *views, self.votes = self.flat.split([*sizes, self._extra])
+        self.views = [view.view_as(part) for view, part in zip(views, parts)]
 
     def fill(self) -> None:
         """Takes the gradients in here, in one call for all: a call for each would keep a GPU waiting."""
@@ -73,9 +74,9 @@ class Gradients:
         else:
             self._buckets.append(_Bucket([], _VOTES))
         self._place = {
-            parameter: (bucket, view)
+            parameter: (bucket, number)
             for bucket in self._buckets
-            for parameter, view in zip(bucket.parameters, bucket.views)
+            for number, parameter in enumerate(bucket.parameters)
         }
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._accumulated)
@@ -88,7 +89,10 @@ class Gradients:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all gradients, and sums that were given up. Of these nothing may be under way any more."""
+        """Forgets all gradients, and sums that were given up. The group of these is closed."""
+        for bucket, work in zip(self._buckets, self._works):
+            if work is not None and not work.over:
+                bucket.allocate()
         self._group, self._works = None, []
         for bucket in self._buckets:
             bucket.filled = False
@@ -116,9 +120,8 @@ class Gradients:
         the number of ranks that know of a change, and of those that leave."""
         while len(self._works) < len(self._buckets):
             self._start(self._buckets[len(self._works)])
-        group, works = self._group, self._works
-        self._group, self._works = None, []
-        for work in works:
+        group, self._group = self._group, None
+        for work in self._works:
             group.finish(work)
         if group.size == 1:
             # There is no sum to wait for: the GPU computes on while the next calls are made.
@@ -133,8 +136,8 @@ class Gradients:
             hook.remove()
 
     def _accumulated(self, parameter: torch.nn.Parameter) -> None:
-        bucket, view = self._place[parameter]
-        if bucket.filled and parameter.grad.data_ptr() != view.data_ptr():
+        bucket, number = self._place[parameter]
+        if bucket.filled and parameter.grad.data_ptr() != bucket.views[number].data_ptr():
             raise RuntimeError("a gradient was replaced between two batches of a step: leave zero_grad to the session")
         if self._group is None:
             return

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .nccl import Communicator, Nccl, Sum
-from .operations import Collective, Passage, hold_until_over
+from .operations import Collective, Passage, free_later
 
 # Seconds between two looks at whether all ranks are there: at first, and after a while.
 _LOOK, _LAZY_LOOK = 0.002, 0.05
@@ -48,8 +48,8 @@ class Group:
         self._place = place
         self._lock = threading.Lock()
         self._gloo: Any = None
-        # Operations that do not end, though no thread works on them.
-        self._abandoned: list[Collective | Passage] = []
+        # The operations that nothing has waited for yet. The group owns what gloo has of them.
+        self._under_way: set[Collective | Passage] = set()
         self._lost = self._closed = False
         # The sockets that this process had before gloo's. None yet, while no rank has been met.
         self._others: set[int] | None = None
@@ -117,21 +117,21 @@ class Group:
             return None
         if self._nccl and self._nccl.takes(tensor):
             return self._try(lambda: self._nccl.start_sum(tensor))
-        return self._try(lambda: Collective(self._gloo.allreduce([tensor])))
+        return self._start(lambda: Collective(self._gloo.allreduce([tensor])))
 
     def start_send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Begins to send `tensor` to `rank`, which receives it with the same `tag`."""
-        return self._try(lambda: Passage(self._gloo.send([tensor], rank, tag)))
+        return self._start(lambda: Passage(self._gloo.send([tensor], rank, tag)))
 
     def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Begins to fill `tensor` with what `rank` sends with `tag`."""
-        return self._try(lambda: Passage(self._gloo.recv([tensor], rank, tag)))
+        return self._start(lambda: Passage(self._gloo.recv([tensor], rank, tag)))
 
     def start_broadcast(self, tensor: torch.Tensor, rank: int) -> Any:
         """Begins to fill `tensor` on all ranks with what `rank` has."""
         if self.size == 1:
             return None
-        return self._try(lambda: Collective(self._gloo.broadcast(tensor, rank)))
+        return self._start(lambda: Collective(self._gloo.broadcast(tensor, rank)))
 
     def finish(self, work: Any) -> None:
         """Waits until an operation is complete."""
@@ -139,11 +139,16 @@ class Group:
             self._try(lambda: self._nccl.finish(work))
         elif work is not None:
             self._try(lambda: self._wait_for(work))
+            self._under_way.discard(work)
+
+    def _start(self, operation: Callable[[], Collective | Passage]) -> Collective | Passage:
+        work = self._try(operation)
+        self._under_way.add(work)
+        return work
 
     def _wait_for(self, work: Collective | Passage) -> None:
-        """gloo tells an operation that a connection has ended, unless the end comes in the midst of what that operation
-        receives or sends there (`Pair::signalException` in its tcp/pair.cc passes over these). Then the operation ends by
-        its timeout alone, and nobody waits for that."""
+        """gloo ends an operation whose connection has ended, unless that operation was receiving or sending there
+        (`Pair::signalException` in its tcp/pair.cc skips these). Then only the timeout ends it, and this does not wait."""
         ended = None
         while not work.ends_within(_LAZY_LOOK):
             if ended is None and self.has_lost_a_peer():
@@ -154,7 +159,6 @@ class Group:
             return
         self.cut()
         if not work.ends_within(_LAZY_LOOK):
-            self._abandoned.append(work)
             raise GroupLost("a connection has ended in the midst of an operation")
 
     def gather(self, number: int) -> list[int]:
@@ -194,14 +198,17 @@ class Group:
                     _shut_down(fd, inode)
 
     def close(self) -> None:
-        """Leaves the group. No operation may be under way but such as do not end."""
+        """Leaves the group, and never waits for gloo: what has operations under way is freed later. NCCL's end is
+        waited for, up to its limit."""
         self.cut()
         if self._nccl:
             self._nccl.close()
         with self._lock:
-            if self._abandoned:
-                hold_until_over(self._gloo, self._abandoned)
-            self._gloo, self._closed = None, True
+            held, self._gloo, self._closed = [self._gloo], None, True
+        held += [one.give_up() for one in self._under_way]
+        if not all(one.over for one in self._under_way):
+            free_later(held)
+        self._under_way.clear()
 
     def _own_sockets(self) -> dict[int, int]:
         """What this process has opened since it began to join: gloo does not tell its connections."""

@@ -49,13 +49,12 @@ class Keeper:
         *,
         optimizers: Iterable[Any],
         folder: Folder | None,
-        rescued: bool,
         sharded: bool = False,
         layout: Layout | None = None,
     ) -> None:
-        """facts: what tells this training's snapshots from another's; kept with each. folder: where snapshots go on disk.
-        rescued: whether the agent has what is in memory written there, when no worker is left to resume from it. sharded:
-        whether each rank has a part of the state; layout: which, if all tensors are divided alike."""
+        """facts: what tells this training's snapshots from another's; kept with each. folder: where snapshots go on
+        disk; the agent has what is in memory written there when no worker is left to resume from it. sharded: whether each
+        rank has a part of the state; layout: which, if all tensors are divided alike."""
         self._facts, self._folder = facts, folder
         self._sharded, self._layout = sharded, layout
         self._neighbours: Neighbours | None = None
@@ -65,7 +64,7 @@ class Keeper:
         self._hooks: list[Any] = []
         self._rescue: list[str] = []
         # Of a sharded state one memory holds a part alone.
-        if folder and rescued and not sharded:
+        if folder and not sharded:
             self._rescue = [sys.executable, "-m", "elastic_agent.torch.rescue", "--dir", str(folder.path)]
         self._slots: Slots | None = None
         self._refused = False

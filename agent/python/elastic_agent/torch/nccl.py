@@ -159,6 +159,9 @@ class Nccl:
 class Sum:
     """A sum that has begun."""
 
+    # No later use of the tensor meets the sum: `finish` and `close` wait until the device is out of it.
+    over = True
+
     def __init__(self, tensor: torch.Tensor, after: Any) -> None:
         self.tensor, self.after = tensor, after
         self.mark: Any = None

@@ -117,7 +117,6 @@ class Snapshots:
                 self._facts(),
                 optimizers=optimizers,
                 folder=folder,
-                rescued=True,
                 sharded=bool(self._meshes),
                 layout=self._layout,
             )
@@ -257,11 +256,11 @@ class Snapshots:
         if choice.senders is not None:
             by_part = {one.layout.part: one for one in chosen}
             return sharded_parts.assemble(ranks.group, by_part, choice.senders, layouts, self._mesh)
-        if choice.holder is None:
+        if not choice.holders:
             # A neighbour's part may be there, too.
             return next(one for one in chosen if one.rank == ranks.rank).copy(self._mesh)
         own = chosen[0] if chosen else None
-        outline, body = ranks.send(own, choice.holder)
+        outline, body = ranks.send(own, choice.holders[0])
         return state_of(outline, body)
 
     def _mesh(self, shape: list[int]) -> Any:
@@ -384,10 +383,10 @@ def _meshes(modules: list[torch.nn.Module]) -> list[Any]:
 
 def _told(choice: Choice, ranks: int) -> str:
     if choice.source == "memory":
-        of = f"the copy of rank {choice.holder}"
+        of = f"the copy of rank {choice.holders[0]}"
         if choice.senders is not None:
             of = f"{len(choice.senders)} parts, for {ranks} rank{'s' * (ranks > 1)}"
-        elif choice.holder is None:
+        elif not choice.holders:
             of = "each rank's part"
         return f"resumes after step {choice.step}, from memory: {of}"
     if choice.source == "checkpoint":

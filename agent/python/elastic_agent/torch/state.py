@@ -1,22 +1,80 @@
-"""What a rank holds of the training, as one value, on its way between ranks."""
+"""What the steps of a session change, as one value: taken from this rank, sent between ranks, and loaded. disk.py says
+where it outlives the process."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ..batches import ElasticBatchSampler
 from . import tree
 from .group import Group
 
 
+class Training:
+    """A model, what trains it, and the number of steps that are done."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        sampler: ElasticBatchSampler,
+        scheduler: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        """seed: the script's. Without one rank 0's is part of the state."""
+        self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
+        self.step_number = 0
+        self._given, self.seed = seed is not None, torch.initial_seed() if seed is None else seed
+        # torch.manual_seed takes a tenth of a millisecond for devices that are not in use: it keeps the stack for each.
+        on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        self._set_seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
+
+    def seed_for(self, what: int | str) -> None:
+        """Sets torch's random numbers: those of a batch depend on the seed, the step and the batch's place."""
+        self._set_seed(random.Random(f"{self.seed} {self.step_number} {what}").getrandbits(63))
+
+    def apply(self) -> None:
+        """Does the step whose gradient is in the parameters."""
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.sampler.advance()
+        self.step_number += 1
+
+    def value(self) -> dict[str, Any]:
+        """The state. Its tensors are those of the model and the optimizer."""
+        return {
+            "step": self.step_number,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "seed": self.seed,
+        }
+
+    def load(self, value: dict[str, Any]) -> None:
+        """Continues from a state. Raises ValueError for one of another training, before anything is changed."""
+        self.sampler.load_state_dict(value["sampler"])
+        self.model.load_state_dict(value["model"])
+        self.optimizer.load_state_dict(value["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(value["scheduler"])
+        if not self._given:
+            self.seed = value["seed"]
+        self.step_number = value["step"]
+
+
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory, in order, on the CPU. Another name for the same memory, where it lies so already."""
+    """The tensor's memory, in order, on the CPU. It is the same memory if it is there already."""
     return tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
 
 
-def _senders(descriptions: list[dict[str, Any]], holders: list[int]) -> list[int]:
-    """Which holder sends each tensor: always one that has least to send so far. Every rank comes to the same answer."""
+def _senders(descriptions: list[dict[str, Any]], holders: Sequence[int]) -> list[int]:
+    """Which holder sends each tensor: always one with the least to send so far. It is the same on every rank."""
     load = dict.fromkeys(holders, 0)
     chosen = []
     for one in descriptions:
@@ -26,7 +84,7 @@ def _senders(descriptions: list[dict[str, Any]], holders: list[int]) -> list[int
     return chosen
 
 
-def send(group: Group, state: Any, holders: list[int], receivers: list[int]) -> None:
+def send(group: Group, state: Any, holders: Sequence[int], receivers: list[int]) -> None:
     """Sends this rank's part of `state` to all `receivers`. Every holder calls this, with an equal state."""
     description, tensors = tree.take_apart(state)
     works, kept = [], []
@@ -45,8 +103,8 @@ def send(group: Group, state: Any, holders: list[int], receivers: list[int]) -> 
         group.finish(work)
 
 
-def receive(group: Group, holders: list[int], mesh: Any = None) -> Any:
-    """The state that the holders send, each a part of it. `mesh`: what sharded tensors of it lie on."""
+def receive(group: Group, holders: Sequence[int], mesh: Any = None) -> Any:
+    """The state that the holders send, each a part of it. `mesh`: the device mesh of its sharded tensors."""
     length = torch.zeros(1, dtype=torch.int64)
     group.finish(group.start_receive(length, holders[0], 0))
     text = torch.empty(int(length), dtype=torch.uint8)

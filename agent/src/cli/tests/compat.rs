@@ -15,25 +15,28 @@ fn torchrun(line: &str) -> Options {
 #[test]
 fn each_launcher_has_its_own_defaults() {
     let options = torchrun("t");
-    assert_eq!((options.workers, options.max_restarts, options.log_level), (WorkerCount::Count(1), 0, Level::WARN));
-    assert_eq!(options.rendezvous, StoreChoice::Standalone);
+    assert_eq!(
+        (options.workers.count, options.spec.max_restarts, options.log.level),
+        (WorkerCount::Count(1), 0, Level::WARN)
+    );
+    assert_eq!(options.store.choice, StoreChoice::Standalone);
 
     let old = as_(Dialect::Torchelastic, "--rdzv_id=J t", &[]).unwrap();
-    assert_eq!((old.workers, old.max_restarts, old.log_level), (WorkerCount::Auto, 3, Level::INFO));
+    assert_eq!((old.workers.count, old.spec.max_restarts, old.log.level), (WorkerCount::Auto, 3, Level::INFO));
     assert_eq!(etcd_endpoints(&old), ["localhost:2379"]);
     let variables = [("PET_MAX_RESTARTS", "100"), ("PET_NPROC_PER_NODE", "2")];
     let told = as_(Dialect::Torchelastic, "--with_etcd t", &variables).unwrap();
-    assert_eq!((told.workers, told.max_restarts), (WorkerCount::Count(2), 100));
-    assert_eq!(told.rendezvous, StoreChoice::Standalone);
+    assert_eq!((told.workers.count, told.spec.max_restarts), (WorkerCount::Count(2), 100));
+    assert_eq!(told.store.choice, StoreChoice::Standalone);
 }
 
 #[test]
 fn launch_tells_its_workers_their_local_rank() {
     let options = as_(Dialect::Launch, "--nproc_per_node=2 train.py --lr 1", &[]).unwrap();
-    assert_eq!(options.program.args, ["--local-rank=${local_rank}", "--lr", "1"]);
-    assert_eq!(options.log_level, Level::WARN);
+    assert_eq!(options.workers.program.args, ["--local-rank=${local_rank}", "--lr", "1"]);
+    assert_eq!(options.log.level, Level::WARN);
     let options = as_(Dialect::Launch, "--use_env -m pkg.train --lr 1", &[]).unwrap();
-    assert_eq!((options.program.kind, options.program.args.len()), (ProgramKind::Module, 2));
+    assert_eq!((options.workers.program.kind, options.workers.program.args.len()), (ProgramKind::Module, 2));
     let refused = as_(Dialect::Launch, "--no_python prog", &[]).unwrap_err().to_string();
     assert!(refused.contains("--no-python") && refused.contains("add --use-env"), "{refused}");
     assert!(as_(Dialect::Launch, "--no_python --use-env prog", &[]).is_ok());
@@ -116,18 +119,18 @@ fn static_nodes_meet_at_the_master_and_have_their_ranks() {
     let line = "--nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=1234 --nproc_per_node=4 t";
     let options = torchrun(line);
     let endpoint = Endpoint { host: "10.0.0.1".into(), port: 1234 };
-    assert_eq!(options.rendezvous, StoreChoice::Hosted { endpoint: endpoint.clone(), is_host: Some(false) });
-    assert_eq!((options.place, options.local_addr, options.job.as_ref()), (Some(1), None, "none"));
+    assert_eq!(options.store.choice, StoreChoice::Hosted { endpoint: endpoint.clone(), is_host: Some(false) });
+    assert_eq!((options.store.place, options.network.local_addr, options.job.as_ref()), (Some(1), None, "none"));
 
     let first = torchrun(&line.replace("node_rank=1", "node_rank=0"));
-    assert_eq!(first.rendezvous, StoreChoice::Hosted { endpoint, is_host: Some(true) });
-    assert_eq!((first.place, first.local_addr.as_deref()), (Some(0), Some("10.0.0.1")));
+    assert_eq!(first.store.choice, StoreChoice::Hosted { endpoint, is_host: Some(true) });
+    assert_eq!((first.store.place, first.network.local_addr.as_deref()), (Some(0), Some("10.0.0.1")));
 
     let by_endpoint = torchrun("--nnodes=2 --rdzv-endpoint=h --node-rank=1 t");
-    assert!(matches!(by_endpoint.rendezvous, StoreChoice::Hosted { endpoint, .. } if endpoint.port == 29500));
+    assert!(matches!(by_endpoint.store.choice, StoreChoice::Hosted { endpoint, .. } if endpoint.port == 29500));
     let ranged = torchrun("--nnodes=1:2 t");
-    assert_eq!((ranged.nodes, ranged.place), (NodeRange { min: 2, max: 2 }, Some(0)));
-    assert!(ranged.warnings[0].contains("--nnodes=1:2 is taken as 2"), "{:?}", ranged.warnings);
+    assert_eq!((nodes(&ranged), ranged.store.place), ((2, 2), Some(0)));
+    assert!(ranged.log.warnings[0].contains("--nnodes=1:2 is taken as 2"), "{:?}", ranged.log.warnings);
 }
 
 #[test]
@@ -135,9 +138,9 @@ fn one_node_alone_serves_nothing_whatever_port_it_is_told() {
     // torchrun's rule: the id is fresh unless a flag says where to meet.
     assert_eq!(torchrun("--rdzv-id=J t").job.to_string(), FRESH.to_string());
     let told = torchrun("--master_port=1234 --rdzv-id=J t");
-    assert_eq!((told.rendezvous, told.job.as_ref()), (StoreChoice::Standalone, "J"));
+    assert_eq!((told.store.choice, told.job.as_ref()), (StoreChoice::Standalone, "J"));
     let variables = [("PET_MASTER_PORT", "1234"), ("PET_MASTER_ADDR", "localhost"), ("PET_NODE_RANK", "0")];
-    assert_eq!(as_(Dialect::Torchrun, "t", &variables).unwrap().rendezvous, StoreChoice::Standalone);
+    assert_eq!(as_(Dialect::Torchrun, "t", &variables).unwrap().store.choice, StoreChoice::Standalone);
 }
 
 #[test]
@@ -145,15 +148,15 @@ fn command_lines_from_elsewhere_run_with_the_name_swapped() {
     // Bagua's tutorial, on a network that is trusted.
     let line = "--nnodes=1:4 --nproc_per_node=2 --rdzv_id=J --rdzv_backend=c10d --rdzv_endpoint=node0 t.py a";
     let bagua = as_(Dialect::Torchrun, line, &[("PET_INSECURE", "1")]).unwrap();
-    assert!(matches!(&bagua.rendezvous, StoreChoice::Hosted { endpoint, .. } if endpoint.port == 29400));
-    assert_eq!(bagua.nodes, NodeRange { min: 1, max: 4 });
+    assert!(matches!(&bagua.store.choice, StoreChoice::Hosted { endpoint, .. } if endpoint.port == 29400));
+    assert_eq!(nodes(&bagua), (1, 4));
 
     // The ElasticJob controller puts its flags before those of the image.
     let line = "--rdzv_backend=etcd --rdzv_endpoint=etcd-service:2379 --rdzv_id=imagenet --nnodes=1:3 \
                 --nproc_per_node=1 /workspace/main.py --arch=resnet18 --epochs=3 /workspace/data";
     let kube = as_(Dialect::Torchelastic, line, &[]).unwrap();
     assert_eq!(etcd_endpoints(&kube), ["etcd-service:2379"]);
-    assert_eq!(kube.program.args, ["--arch=resnet18", "--epochs=3", "/workspace/data"]);
+    assert_eq!(kube.workers.program.args, ["--arch=resnet18", "--epochs=3", "/workspace/data"]);
 
     // Kubeflow's PyTorchJob sets only variables.
     let variables = [
@@ -170,8 +173,11 @@ fn command_lines_from_elsewhere_run_with_the_name_swapped() {
         ("PET_NODE_RANK", "0"),
     ];
     let operators = as_(Dialect::Torchrun, "train.py", &variables).unwrap();
-    assert_eq!((operators.nodes.max, operators.max_restarts, operators.workers), (64, 100, WorkerCount::Auto));
-    assert_eq!(operators.warnings, [""; 0]);
+    assert_eq!(
+        (operators.spec.max_nodes, operators.spec.max_restarts, operators.workers.count),
+        (64, 100, WorkerCount::Auto)
+    );
+    assert_eq!(operators.log.warnings, [""; 0]);
 
     // Old scripts on one machine, and on two.
     let two = as_(
@@ -179,7 +185,7 @@ fn command_lines_from_elsewhere_run_with_the_name_swapped() {
         "--nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=192.168.1.1 --master_port=1234 t",
         &[],
     );
-    assert_eq!(two.unwrap().place, Some(0));
+    assert_eq!(two.unwrap().store.place, Some(0));
 }
 
 #[test]

@@ -7,14 +7,15 @@ mod mistakes;
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
-use elastic_rendezvous::job::Endpoint;
+use elastic_rendezvous::job::{Endpoint, OnStoreLoss, RestartPolicy, Timings};
 use proptest::prelude::*;
 
 use super::*;
-use crate::output::logs::Streams;
-use crate::output::logs::{LogDir, StreamsByRank};
+use crate::output::logs::{LogDir, LogOptions, Rotation, Streams, StreamsByRank};
+use crate::output::outcome::report::ReportForm;
 use crate::store::choice::{Credentials, Tls};
 use crate::workers::command::ProgramKind;
+use crate::workers::slots::WorkerCount;
 use crate::workers_store::WorkersStoreLimits;
 use crate::workers_store::rank0_port::StoreHost;
 
@@ -50,8 +51,13 @@ fn mistake_with(line: &str, env: &[(&str, &str)]) -> String {
     }
 }
 
+/// The fewest and the most nodes.
+fn nodes(options: &Options) -> (u32, u32) {
+    (options.spec.min_nodes, options.spec.max_nodes)
+}
+
 fn etcd_endpoints(options: &Options) -> Vec<String> {
-    match &options.rendezvous {
+    match &options.store.choice {
         StoreChoice::Etcd { endpoints, .. } => endpoints.iter().map(ToString::to_string).collect(),
         other => panic!("{other:?}"),
     }
@@ -60,16 +66,16 @@ fn etcd_endpoints(options: &Options) -> Vec<String> {
 #[test]
 fn a_script_alone_runs_once_on_one_node() {
     let options = run("train.py --epochs 3");
-    assert_eq!(options.nodes, NodeRange { min: 1, max: 1 });
-    assert_eq!(options.workers, WorkerCount::Count(1));
-    assert_eq!(options.rendezvous, StoreChoice::Standalone);
+    assert_eq!(nodes(&options), (1, 1));
+    assert_eq!(options.workers.count, WorkerCount::Count(1));
+    assert_eq!(options.store.choice, StoreChoice::Standalone);
     assert_eq!(options.job.to_string(), FRESH.to_string());
-    assert_eq!((options.max_restarts, options.restart_policy), (0, RestartPolicy::Failures));
-    assert_eq!(options.program.kind, ProgramKind::Script);
-    assert_eq!(options.program.name, "train.py");
-    assert_eq!(options.program.args, ["--epochs", "3"]);
-    assert_eq!((options.role.as_str(), options.log_level), ("default", Level::INFO));
-    assert_eq!(options.warnings, [""; 0]);
+    assert_eq!((options.spec.max_restarts, options.spec.restart_policy), (0, RestartPolicy::Failures));
+    assert_eq!(options.workers.program.kind, ProgramKind::Script);
+    assert_eq!(options.workers.program.name, "train.py");
+    assert_eq!(options.workers.program.args, ["--epochs", "3"]);
+    assert_eq!((options.workers.role.as_str(), options.log.level), ("default", Level::INFO));
+    assert_eq!(options.log.warnings, [""; 0]);
 }
 
 #[test]
@@ -77,15 +83,15 @@ fn the_main_command_is_understood() {
     let options =
         run("--rdzv_backend=etcd --rdzv_endpoint=host:2379 --nnodes=1:4 --nproc_per_node=2 --rdzv_id=JOB t.py");
     assert_eq!(etcd_endpoints(&options), ["host:2379"]);
-    assert_eq!(options.nodes, NodeRange { min: 1, max: 4 });
-    assert_eq!((options.workers, options.job.as_ref()), (WorkerCount::Count(2), "JOB"));
+    assert_eq!(nodes(&options), (1, 4));
+    assert_eq!((options.workers.count, options.job.as_ref()), (WorkerCount::Count(2), "JOB"));
 }
 
 #[test]
 fn nodes_are_a_number_or_a_range() {
     let table = [("1", 1, 1), ("3", 3, 3), ("2:20", 2, 20), ("1:1", 1, 1)];
     for (text, min, max) in table {
-        assert_eq!(etcd(&format!("--nnodes={text}")).nodes, NodeRange { min, max }, "{text}");
+        assert_eq!(nodes(&etcd(&format!("--nnodes={text}"))), (min, max), "{text}");
     }
 }
 
@@ -98,7 +104,7 @@ fn workers_are_a_number_or_what_the_machine_has() {
         ("gpu", WorkerCount::Gpu),
     ];
     for (text, workers) in table {
-        assert_eq!(run(&format!("--nproc-per-node {text} t.py")).workers, workers);
+        assert_eq!(run(&format!("--nproc-per-node {text} t.py")).workers.count, workers);
     }
 }
 
@@ -119,11 +125,11 @@ fn times_may_have_units() {
         stop_grace: Duration::from_millis(500),
         drain_grace: Duration::from_secs(120),
     };
-    assert_eq!(options.timings, expected);
+    assert_eq!(options.spec.timings, expected);
     // Our own key takes precedence over torchrun's `timeout`, wherever it stands.
     let both = etcd("--rdzv-conf join_timeout=5,timeout=900");
-    assert_eq!(both.timings.join_timeout, Duration::from_secs(5));
-    assert_eq!(etcd("").timings, Timings::default());
+    assert_eq!(both.spec.timings.join_timeout, Duration::from_secs(5));
+    assert_eq!(etcd("").spec.timings, Timings::default());
 }
 
 #[test]
@@ -140,12 +146,9 @@ fn a_store_for_everybody_is_served_only_where_that_is_meant() {
     }
     assert!(run_with(&format!("{c10d} t"), &[("PET_INSECURE", "1")]).is_ok());
     assert!(mistake_with(&format!("{c10d} --peer-port=0.0.0.0:7000 t"), &[]).contains("--insecure"));
-    let fixed = |flags: &str| run(&format!("--nnodes=2 --master-addr=n0 {flags} t")).warnings;
-    assert!(
-        fixed("")[0].starts_with("--rdzv-backend=static: any host that reaches port 29500 of n0"),
-        "{:?}",
-        fixed("")
-    );
+    let fixed = |flags: &str| run(&format!("--nnodes=2 --master-addr=n0 {flags} t")).log.warnings;
+    let open = fixed("");
+    assert!(open[0].starts_with("--rdzv-backend=static: any host that reaches port 29500 of n0"), "{open:?}");
     for (flags, why) in
         [("--insecure", "meant"), ("--node-rank=1", "another serves"), ("--master-addr=::1", "loopback")]
     {
@@ -157,7 +160,7 @@ fn a_store_for_everybody_is_served_only_where_that_is_meant() {
 fn the_address_that_is_bound_is_told_unless_another_is_given() {
     let told = |flags: &str| {
         let options = etcd(flags);
-        (options.peers.bind.map(|ip| ip.to_string()), options.peers.port, options.local_addr)
+        (options.network.bind.map(|ip| ip.to_string()), options.network.port, options.network.local_addr)
     };
     let text = |text: &str| Some(text.to_owned());
     assert_eq!(told("--peer-port=7000"), (None, 7000, None));
@@ -168,7 +171,7 @@ fn the_address_that_is_bound_is_told_unless_another_is_given() {
 
 #[test]
 fn tls_and_users_reach_etcd() {
-    let rendezvous = |flags: &str| match etcd(flags).rendezvous {
+    let rendezvous = |flags: &str| match etcd(flags).store.choice {
         StoreChoice::Etcd { tls, credentials, .. } => (tls, credentials),
         other => panic!("{other:?}"),
     };
@@ -197,7 +200,7 @@ fn endpoints_have_default_ports_and_may_be_several() {
     for (flags, expected) in table {
         assert_eq!(etcd_endpoints(&etcd(flags)).join(" "), expected, "{flags}");
     }
-    let hosted = |line: &str| run(line).rendezvous;
+    let hosted = |line: &str| run(line).store.choice;
     let at =
         |host: &str, port, is_host| StoreChoice::Hosted { endpoint: Endpoint { host: host.into(), port }, is_host };
     assert_eq!(hosted("--rdzv-backend=c10d --nnodes=2 t"), at("localhost", 29400, None));
@@ -210,19 +213,19 @@ fn endpoints_have_default_ports_and_may_be_several() {
 #[test]
 fn standalone_overrides_what_stands_beside_it_and_says_so() {
     let options = run("--standalone --rdzv-backend=etcd --rdzv-endpoint=h:1 --rdzv-id=J --nnodes=1:4 t");
-    assert_eq!(options.rendezvous, StoreChoice::Standalone);
-    assert_eq!((options.job.as_ref(), options.nodes.max), (FRESH.to_string().as_str(), 1));
-    assert_eq!(options.warnings.len(), 4, "{:?}", options.warnings);
-    assert_eq!(run("--with_etcd t").rendezvous, StoreChoice::Standalone);
+    assert_eq!(options.store.choice, StoreChoice::Standalone);
+    assert_eq!((options.job.as_ref(), options.spec.max_nodes), (FRESH.to_string().as_str(), 1));
+    assert_eq!(options.log.warnings.len(), 4, "{:?}", options.log.warnings);
+    assert_eq!(run("--with_etcd t").store.choice, StoreChoice::Standalone);
     // A value that is not used cannot be wrong. It may come from a variable that is set for all jobs of a cluster.
-    assert_eq!(run_with("--standalone t", &[("PET_RDZV_ID", "a/b")]).unwrap().warnings, [""; 0]);
+    assert_eq!(run_with("--standalone t", &[("PET_RDZV_ID", "a/b")]).unwrap().log.warnings, [""; 0]);
 }
 
 #[test]
 fn an_etcd_job_without_an_id_is_torchruns_none_with_a_warning() {
     let options = run("--rdzv-backend=etcd t");
     assert_eq!(options.job.as_ref(), "none");
-    assert!(options.warnings[0].contains("two such jobs on one etcd become one"), "{:?}", options.warnings);
+    assert!(options.log.warnings[0].contains("two such jobs on one etcd become one"), "{:?}", options.log.warnings);
 }
 
 #[test]
@@ -235,7 +238,7 @@ fn flags_may_be_spelled_with_underscores_and_be_shortened() {
     ] {
         assert_eq!(run(line), full, "{line}");
     }
-    assert_eq!(run("--nnode=1 --stand t").rendezvous, StoreChoice::Standalone);
+    assert_eq!(run("--nnode=1 --stand t").store.choice, StoreChoice::Standalone);
 }
 
 #[test]
@@ -262,30 +265,33 @@ fn variables_are_defaults_and_the_command_line_wins() {
         ("PET_RUN_PATH", "0"),
     ];
     let options = run_with("pkg.train", &env).unwrap();
-    assert_eq!(options.nodes, NodeRange { min: 1, max: 2 });
-    assert_eq!(options.workers, WorkerCount::Count(4));
+    assert_eq!(nodes(&options), (1, 2));
+    assert_eq!(options.workers.count, WorkerCount::Count(4));
     assert_eq!(etcd_endpoints(&options), ["etcd:2379"]);
-    assert_eq!((options.job.as_ref(), options.max_restarts, options.role.as_str()), ("from-env", 100, "r"));
-    assert_eq!(options.timings.last_call, Duration::from_secs(3));
-    assert_eq!(options.program.kind, ProgramKind::Module);
-    assert_eq!(options.logs.dir, LogDir::At("/logs".into()));
-    assert_eq!(options.logs.redirects.of(0), Streams { stdout: true, stderr: false });
-    assert_eq!(options.logs.tee.of(0), Streams { stdout: false, stderr: true });
-    assert_eq!(options.log_level, Level::DEBUG);
-    assert_eq!(options.warnings, [""; 0], "an operator's variables are no reason to warn");
+    assert_eq!(
+        (options.job.as_ref(), options.spec.max_restarts, options.workers.role.as_str()),
+        ("from-env", 100, "r")
+    );
+    assert_eq!(options.spec.timings.last_call, Duration::from_secs(3));
+    assert_eq!(options.workers.program.kind, ProgramKind::Module);
+    assert_eq!(options.output.logs.dir, LogDir::At("/logs".into()));
+    assert_eq!(options.output.logs.redirects.of(0), Streams { stdout: true, stderr: false });
+    assert_eq!(options.output.logs.tee.of(0), Streams { stdout: false, stderr: true });
+    assert_eq!(options.log.level, Level::DEBUG);
+    assert_eq!(options.log.warnings, [""; 0], "an operator's variables are no reason to warn");
 
     let options = run_with("--nnodes=3 --rdzv-id=J --tee=3 t", &env).unwrap();
-    assert_eq!((options.nodes.min, options.job.as_ref()), (3, "J"));
-    assert_eq!(options.logs.tee.of(5), Streams { stdout: true, stderr: true });
+    assert_eq!((options.spec.min_nodes, options.job.as_ref()), (3, "J"));
+    assert_eq!(options.output.logs.tee.of(5), Streams { stdout: true, stderr: true });
 
     // Empty means unset, and words after the program are no flags of ours.
     let empty = run_with("t --nnodes=9", &[("PET_NNODES", ""), ("PET_STANDALONE", "")]).unwrap();
-    assert_eq!(empty.nodes.max, 1);
+    assert_eq!(empty.spec.max_nodes, 1);
 }
 
 #[test]
 fn the_stop_grace_has_one_meaning_and_an_order() {
-    let grace = |line: &str, env| run_with(line, env).unwrap().timings.stop_grace.as_secs();
+    let grace = |line: &str, env| run_with(line, env).unwrap().spec.timings.stop_grace.as_secs();
     let conf = "--rdzv-backend=c10d --rdzv-conf stop_grace=7";
     let env = [("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9")];
     assert_eq!(grace(&format!("{conf} --shutdown-timeout=5 t"), &env), 5);
@@ -296,7 +302,7 @@ fn the_stop_grace_has_one_meaning_and_an_order() {
 
 #[test]
 fn the_drain_grace_is_the_stop_grace_unless_it_is_given() {
-    let grace = |line: &str| run(line).timings.drain_grace.as_secs();
+    let grace = |line: &str| run(line).spec.timings.drain_grace.as_secs();
     assert_eq!(grace("t"), Timings::default().drain_grace.as_secs());
     assert_eq!(grace("--shutdown-timeout=5 t"), 5);
     assert_eq!(grace("--shutdown-timeout=5 --drain-grace=2m t"), 120);
@@ -307,7 +313,7 @@ fn the_drain_grace_is_the_stop_grace_unless_it_is_given() {
 
 #[test]
 fn the_time_to_quiesce_is_part_of_the_stop_grace() {
-    let quiesce = |conf: &str| etcd(conf).quiesce_timeout;
+    let quiesce = |conf: &str| etcd(conf).workers.quiesce_timeout;
     assert_eq!(quiesce(""), Timings::default().stop_grace / 2);
     assert_eq!(quiesce("--shutdown-timeout=5"), Duration::from_millis(2500));
     assert_eq!(quiesce("--rdzv-conf stop_grace=7,quiesce_timeout=6"), Duration::from_secs(6));
@@ -319,11 +325,11 @@ fn the_time_to_quiesce_is_part_of_the_stop_grace() {
 fn streams_may_differ_by_rank_also_beyond_nine() {
     let options = run("-r 0:3,10:1 -t 2 t");
     let both = Streams { stdout: true, stderr: true };
-    let redirects = &options.logs.redirects;
+    let redirects = &options.output.logs.redirects;
     assert_eq!((redirects.of(0), redirects.of(1)), (both, Streams::default()));
     assert_eq!(redirects.of(10), Streams { stdout: true, stderr: false });
-    assert_eq!(options.logs.tee, StreamsByRank::All(Streams { stdout: false, stderr: true }));
-    assert_eq!(run("--log-dir /dev/null t").logs.dir, LogDir::Disabled);
+    assert_eq!(options.output.logs.tee, StreamsByRank::All(Streams { stdout: false, stderr: true }));
+    assert_eq!(run("--log-dir /dev/null t").output.logs.dir, LogDir::Disabled);
 }
 
 #[test]
@@ -331,23 +337,24 @@ fn log_flags_arrive() {
     let logs =
         run("--local-ranks-filter=0,12 --log-line-prefix-template=[${rank}]: --duplicate-stdout-filters a,,b,c \
                     --duplicate_stderr_filters=e --log-rotate 1M:2 --log-attempts=3 t")
+        .output
         .logs;
     assert_eq!(logs.console_ranks, Some([0, 12].into()));
     assert_eq!(logs.prefix.as_deref(), Some("[${rank}]:"));
-    assert_eq!(logs.duplicate_stdout.unwrap().to_string(), "a,,b,c");
-    assert_eq!(logs.duplicate_stderr.unwrap().to_string(), "e");
-    assert_eq!(logs.rotation.unwrap().to_string(), "1048576:2");
+    assert_eq!(logs.duplicate_stdout, "a,,b,c".parse().ok());
+    assert_eq!(logs.duplicate_stderr, "e".parse().ok());
+    assert_eq!(logs.rotation, Some(Rotation { size: 1 << 20, keep: 2 }));
     assert_eq!(logs.attempts, Some(3));
-    assert_eq!(run("t").logs, LogOptions::default());
+    assert_eq!(run("t").output.logs, LogOptions::default());
 
     // The variable that every flag has takes precedence over torchrun's own variable.
     let own = ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "own");
-    let prefix = |env: &[(&str, &str)]| run_with("t", env).unwrap().logs.prefix;
+    let prefix = |env: &[(&str, &str)]| run_with("t", env).unwrap().output.logs.prefix;
     assert_eq!(prefix(&[own]).as_deref(), Some("own"));
     assert_eq!(prefix(&[own, ("PET_LOG_LINE_PREFIX_TEMPLATE", "pet")]).as_deref(), Some("pet"));
 
-    assert_eq!(run("t").report, ReportForm::Text);
-    assert_eq!(run("--report=json t").report, ReportForm::Json);
+    assert_eq!(run("t").output.report, ReportForm::Text);
+    assert_eq!(run("--report=json t").output.report, ReportForm::Json);
 }
 
 #[test]
@@ -356,23 +363,23 @@ fn the_rest_of_the_flags_arrive() {
         "--rdzv-backend=etcd --rdzv-id=J --rdzv-conf prefix=my/jobs/ --node-name=n1 --local-addr=[::1] --peer-port=7000 \
          --restart-policy=all --on-store-loss=fence --json-logs --no-python -vv sleep 5",
     );
-    assert_eq!(options.prefix.as_deref(), Some("/my/jobs"));
-    assert_eq!((options.node_name.as_deref(), options.local_addr.as_deref()), (Some("n1"), Some("::1")));
-    assert_eq!((options.peers.port, options.restart_policy), (7000, RestartPolicy::All));
-    assert_eq!((options.on_store_loss, options.json_logs), (OnStoreLoss::Fence, true));
-    assert_eq!((options.program.kind, options.log_level), (ProgramKind::Executable, Level::TRACE));
-    let spec = options.spec();
+    assert_eq!(options.store.prefix.as_deref(), Some("/my/jobs"));
+    assert_eq!((options.node_name.as_deref(), options.network.local_addr.as_deref()), (Some("n1"), Some("::1")));
+    assert_eq!((options.network.port, options.spec.restart_policy), (7000, RestartPolicy::All));
+    assert_eq!((options.spec.on_store_loss, options.log.json), (OnStoreLoss::Fence, true));
+    assert_eq!((options.workers.program.kind, options.log.level), (ProgramKind::Executable, Level::TRACE));
+    let spec = options.spec;
     assert_eq!((spec.restart_policy, spec.on_store_loss), (RestartPolicy::All, OnStoreLoss::Fence));
     assert_eq!((spec.min_nodes, spec.max_nodes, spec.timings), (1, 1, Timings::default()));
     let conf = etcd("--rdzv-conf on_store_loss=fence --on-store-loss=wait");
-    assert_eq!(conf.on_store_loss, OnStoreLoss::Wait, "the flag goes before the key");
+    assert_eq!(conf.spec.on_store_loss, OnStoreLoss::Wait, "the flag goes before the key");
 }
 
 #[test]
 fn who_serves_the_workers_store_is_the_keys_word_or_torchruns_variable() {
     let host = |conf: &str, disabled: &str| {
         let env = [("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", disabled)];
-        run_with(&format!("{conf} t"), &env).unwrap_or_else(|stop| panic!("{conf}: {stop}")).store_host
+        run_with(&format!("{conf} t"), &env).unwrap_or_else(|stop| panic!("{conf}: {stop}")).workers.store_host
     };
     assert_eq!(host("", ""), StoreHost::Agent(WorkersStoreLimits::default()));
     assert_eq!((host("", "0"), host("", "1")), (host("", ""), StoreHost::Workers));
@@ -386,7 +393,7 @@ fn who_serves_the_workers_store_is_the_keys_word_or_torchruns_variable() {
 fn health_is_this_machines_alone_unless_an_address_is_given() {
     let health = |flags: &str, env: &str| {
         let options = run_with(&format!("{flags} t"), &[("TORCHELASTIC_HEALTH_CHECK_PORT", env)]);
-        options.unwrap_or_else(|stop| panic!("{flags}: {stop}")).watch.health.map(|address| address.to_string())
+        options.unwrap_or_else(|stop| panic!("{flags}: {stop}")).health.map(|address| address.to_string())
     };
     assert_eq!(health("--health-port=8080", "").as_deref(), Some("127.0.0.1:8080"));
     assert_eq!(health("--health-port=0.0.0.0:8080", "7").as_deref(), Some("0.0.0.0:8080"));
@@ -399,24 +406,24 @@ fn health_is_this_machines_alone_unless_an_address_is_given() {
 #[test]
 fn the_log_level_has_pythons_names() {
     for (name, level) in [("debug", Level::DEBUG), ("WARNING", Level::WARN), ("CRITICAL", Level::ERROR)] {
-        assert_eq!(run_with("t", &[("LOGLEVEL", name)]).unwrap().log_level, level);
+        assert_eq!(run_with("t", &[("LOGLEVEL", name)]).unwrap().log.level, level);
     }
     let odd = run_with("t", &[("LOGLEVEL", "loud")]).unwrap();
-    assert_eq!(odd.log_level, Level::INFO);
-    assert!(odd.warnings[0].contains("no such level"), "{:?}", odd.warnings);
-    assert_eq!(run_with("-v t", &[("LOGLEVEL", "ERROR")]).unwrap().log_level, Level::DEBUG);
+    assert_eq!(odd.log.level, Level::INFO);
+    assert!(odd.log.warnings[0].contains("no such level"), "{:?}", odd.log.warnings);
+    assert_eq!(run_with("-v t", &[("LOGLEVEL", "ERROR")]).unwrap().log.level, Level::DEBUG);
 }
 
 #[test]
 fn flags_without_effect_are_taken() {
     let options = run("--start-method=fork --monitor-interval=5 --rdzv-backend=c10d --rdzv-conf \
          close_timeout=30,keep_alive_interval=2 t");
-    assert_eq!(options.warnings.len(), 2, "{:?}", options.warnings);
+    assert_eq!(options.log.warnings.len(), 2, "{:?}", options.log.warnings);
     let options = run("--node_rank 0 --master_addr=h --rdzv-backend=c10d t");
-    assert_eq!(options.warnings.len(), 2, "{:?}", options.warnings);
-    assert!(options.warnings[0].starts_with("--node-rank has no effect with --rdzv-backend=c10d"));
+    assert_eq!(options.log.warnings.len(), 2, "{:?}", options.log.warnings);
+    assert!(options.log.warnings[0].starts_with("--node-rank has no effect with --rdzv-backend=c10d"));
     let operators = [("PET_NODE_RANK", "3"), ("PET_MASTER_ADDR", "h"), ("PET_MASTER_PORT", "1")];
-    assert_eq!(run_with("--rdzv-backend=c10d t", &operators).unwrap().warnings, [""; 0]);
+    assert_eq!(run_with("--rdzv-backend=c10d t", &operators).unwrap().log.warnings, [""; 0]);
 }
 
 #[test]
@@ -440,10 +447,10 @@ fn the_definition_is_sound() {
 #[test]
 fn a_double_dash_before_the_program_goes_and_later_ones_stay() {
     let options = run("--standalone -- t.py -- --nnodes=7 -m");
-    assert_eq!(options.program.name, "t.py");
-    assert_eq!(options.program.args, ["--", "--nnodes=7", "-m"]);
-    assert_eq!(run("t.py -- x").program.args, ["--", "x"]);
-    assert_eq!(run("-- -odd-name x").program.name, "-odd-name");
+    assert_eq!(options.workers.program.name, "t.py");
+    assert_eq!(options.workers.program.args, ["--", "--nnodes=7", "-m"]);
+    assert_eq!(run("t.py -- x").workers.program.args, ["--", "x"]);
+    assert_eq!(run("-- -odd-name x").workers.program.name, "-odd-name");
 }
 
 /// Words that a user might write after the program: any bytes, and words that look like our own flags.
@@ -465,7 +472,7 @@ fn a_bandwidth_is_in_bits_per_second() {
         assert_eq!(options.preflight.peer_bandwidth.map(|rate| rate.0), Some(rate), "{text}");
     }
     assert_eq!(etcd("").preflight.peer_bandwidth, None);
-    let warned = etcd("--rdzv-conf=api=v2 --preflight-peer-bandwidth=1Gbit").warnings;
+    let warned = etcd("--rdzv-conf=api=v2 --preflight-peer-bandwidth=1Gbit").log.warnings;
     assert!(warned.iter().any(|line| line.contains("--preflight-peer-bandwidth has no effect")), "{warned:?}");
 }
 
@@ -481,9 +488,9 @@ proptest! {
         argv.push("train.py".into());
         argv.extend(words.iter().cloned());
         let options = run_os(argv, &[]).map_err(|stop| TestCaseError::fail(stop.to_string()))?;
-        prop_assert_eq!(options.program.name, OsString::from("train.py"));
-        prop_assert_eq!(options.program.args, words);
-        prop_assert_eq!(options.max_restarts, if flags.contains(&"--max_restarts=2") { 2 } else { 0 });
+        prop_assert_eq!(options.workers.program.name, OsString::from("train.py"));
+        prop_assert_eq!(options.workers.program.args, words);
+        prop_assert_eq!(options.spec.max_restarts, if flags.contains(&"--max_restarts=2") { 2 } else { 0 });
     }
 
     #[test]

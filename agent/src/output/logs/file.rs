@@ -2,7 +2,6 @@
 //! training.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,18 +16,10 @@ pub struct Rotation {
     pub keep: u32,
 }
 
-impl Rotation {
-    /// A smaller size is taken for a mistake.
-    const LEAST: u64 = 4096;
-    const KEEP: u32 = 4;
-    const MOST_KEPT: u32 = 1000;
-}
-
-impl fmt::Display for Rotation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.size, self.keep)
-    }
-}
+/// A smaller size is taken for a mistake.
+const LEAST: u64 = 4096;
+const KEEP: u32 = 4;
+const MOST_KEPT: u32 = 1000;
 
 impl FromStr for Rotation {
     type Err = String;
@@ -37,16 +28,16 @@ impl FromStr for Rotation {
     fn from_str(text: &str) -> Result<Rotation, String> {
         let (size, keep) = text.split_once(':').map_or((text, None), |(size, keep)| (size, Some(keep)));
         let size = elastic_flags::size(size).map_err(|refused| refused.cause)?;
-        if size < Rotation::LEAST {
-            return Err(format!("{size} bytes are less than {}", Rotation::LEAST));
+        if size < LEAST {
+            return Err(format!("{size} bytes are less than {}", LEAST));
         }
         let keep = match keep {
-            None => Rotation::KEEP,
+            None => KEEP,
             Some(text) => text
                 .parse()
                 .ok()
-                .filter(|keep| (1..=Rotation::MOST_KEPT).contains(keep))
-                .ok_or_else(|| format!("`{text}` is not a number of files from 1 to {}", Rotation::MOST_KEPT))?,
+                .filter(|keep| (1..=MOST_KEPT).contains(keep))
+                .ok_or_else(|| format!("`{text}` is not a number of files from 1 to {}", MOST_KEPT))?,
         };
         Ok(Rotation { size, keep })
     }
@@ -109,16 +100,11 @@ impl LogFile {
     }
 
     fn rotate(&mut self, keep: u32) {
-        let numbered = |n: u32| {
-            let mut name = OsString::from(self.path.as_os_str());
-            name.push(format!(".{n}"));
-            PathBuf::from(name)
-        };
         // Files that do not exist yet are no trouble. If the newest file cannot be moved, the next rename reports it.
         for n in (1..keep).rev() {
-            let _ = std::fs::rename(numbered(n), numbered(n + 1));
+            let _ = std::fs::rename(rotated(&self.path, n), rotated(&self.path, n + 1));
         }
-        let renewed = std::fs::rename(&self.path, numbered(1)).and_then(|()| append_to(&self.path));
+        let renewed = std::fs::rename(&self.path, rotated(&self.path, 1)).and_then(|()| append_to(&self.path));
         match renewed {
             Ok(file) => (self.file, self.size, self.whole) = (file, 0, true),
             Err(error) => {
@@ -161,8 +147,15 @@ impl LogFile {
     }
 }
 
+/// The name of the n-th full file, counted from the newest.
+pub(super) fn rotated(path: &Path, n: u32) -> PathBuf {
+    let mut name = OsString::from(path.as_os_str());
+    name.push(format!(".{n}"));
+    name.into()
+}
+
 /// Opens a file to append to it, so that several processes of one worker can share it.
-fn append_to(path: &Path) -> io::Result<File> {
+pub(super) fn append_to(path: &Path) -> io::Result<File> {
     File::options().append(true).create(true).open(path)
 }
 
@@ -173,10 +166,8 @@ mod tests {
 
     #[test]
     fn a_rotation_is_a_size_and_a_number() {
-        let read = |text: &str| text.parse::<Rotation>().map(|rotation| rotation.to_string());
-        assert_eq!(read("4096"), Ok("4096:4".into()));
-        assert_eq!(read("16k:1"), Ok("16384:1".into()));
-        assert_eq!(read("1G:10"), Ok("1073741824:10".into()));
+        let read = |text: &str| text.parse::<Rotation>().map(|rotation| (rotation.size, rotation.keep));
+        assert_eq!((read("4096"), read("16k:1"), read("1G:10")), (Ok((4096, 4)), Ok((16384, 1)), Ok((1 << 30, 10))));
         for (text, problem) in [
             ("", "`` is not a size"),
             ("-1", "`-1` is not a size"),

@@ -60,7 +60,7 @@ pub use options::{LogDir, LogNames, LogOptions};
 pub(crate) use reading::LogReaders;
 #[cfg(test)]
 pub(crate) use route::Streams;
-pub(crate) use route::{ParseStreamsError, StreamsByRank};
+pub(crate) use route::StreamsByRank;
 pub use worker::WorkerLogs;
 
 use attempts::{Attempts, Folder};

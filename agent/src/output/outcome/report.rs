@@ -2,7 +2,6 @@
 //! the same report.
 
 use std::fmt::{self, Write};
-use std::str::FromStr;
 
 use elastic_rendezvous::End;
 use elastic_rendezvous::job::Failure;
@@ -22,18 +21,6 @@ pub(crate) enum ReportForm {
     Text,
     /// As `Text`, and in addition one line of JSON on standard output, as the last line there.
     Json,
-}
-
-impl FromStr for ReportForm {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<ReportForm, String> {
-        match text {
-            "text" => Ok(ReportForm::Text),
-            "json" => Ok(ReportForm::Json),
-            other => Err(format!("`{other}` is not known")),
-        }
-    }
 }
 
 /// How an agent's part ended.

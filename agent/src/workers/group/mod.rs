@@ -26,6 +26,7 @@ use crate::machine::out_of_memory::{Counters, Victims};
 use crate::machine::shortage::Shortage;
 use crate::output::events::{self, Events};
 use crate::output::logs::{History, Logs, WorkerLogs};
+use crate::workers::WorkersOptions;
 use crate::workers::checkpoints::for_workers;
 use crate::workers::command::WorkerCommand;
 use crate::workers::guard_client::{Event, GuardClient, GuardClientError, Refused, SpawnError};
@@ -33,7 +34,7 @@ use crate::workers::signals::Handled;
 use crate::workers::socket::{RoundRequest, WorkerSocket};
 use crate::workers::watchdog::{Verdict, Watched};
 use crate::workers_store::fence::Known;
-use crate::workers_store::rank0_port::{Rank0Port, StoreHost};
+use crate::workers_store::rank0_port::Rank0Port;
 
 use phase::{GroupPhase, Input};
 pub(crate) use spawn::Moved;
@@ -54,8 +55,8 @@ pub(crate) struct GroupSetup {
     pub host: String,
     /// The number of workers in the group.
     pub slots: u32,
-    /// The workers' role.
-    pub role: String,
+    /// What the command line says of the workers.
+    pub options: WorkersOptions,
     /// What is known of the job's spec before the group has a place. Each place brings the whole spec.
     pub spec: Spec,
     /// The command that the workers run.
@@ -64,12 +65,8 @@ pub(crate) struct GroupSetup {
     pub directory: PathBuf,
     /// The address at which peers reach this node.
     pub address: String,
-    /// The process that serves the store that workers find each other through.
-    pub store_host: StoreHost,
-    /// The address on which that is served. None: a loopback address that peers reach this node at, else all.
+    /// The address on which the store is served that workers find each other through. None: a loopback address that peers reach this node at, else all.
     pub bind: Option<IpAddr>,
-    /// Whether each worker sees only its own device.
-    pub virtual_local_rank: bool,
     /// The CPUs of each worker. If empty, each worker may use all CPUs of the agent.
     pub cpus: Vec<CpuSet>,
     /// `--signals-to-handle`.
@@ -140,7 +137,7 @@ impl LocalGroup {
     /// # Errors
     /// The guard cannot be reached.
     pub(crate) fn new(setup: GroupSetup, guard: Guard, logs: Logs) -> Result<LocalGroup, GuardClientError> {
-        let master = Rank0Port::new(setup.store_host, setup.address.clone(), setup.bind);
+        let master = Rank0Port::new(setup.options.store_host, setup.address.clone(), setup.bind);
         Ok(LocalGroup {
             events: Events::new(setup.events.clone()),
             setup,

@@ -187,7 +187,7 @@ impl LocalGroup {
         let place = LocalPlace {
             local_rank: *local_rank,
             local_world_size: self.setup.slots,
-            role: &self.setup.role,
+            role: &self.setup.options.role,
             role_rank_base: *role_rank_base,
             role_world_size: *role_world_size,
         };
@@ -204,7 +204,7 @@ impl LocalGroup {
         // The agent itself may run as a worker and have inherited this variable.
         env.remove(OsStr::new(WARM_UP_ENV));
         env.extend(worker_env(assignment, &place, &facts, error_file, &lookup));
-        if self.setup.virtual_local_rank {
+        if self.setup.options.virtual_local_rank {
             env.extend(own_device(*local_rank, &lookup).map_err(|error| error.to_string())?);
         }
         env.extend(self.setup.env.iter().map(|(name, value)| ((*name).into(), value.clone())));

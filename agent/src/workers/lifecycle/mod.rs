@@ -12,10 +12,10 @@ use elastic_node::GroupReport;
 use elastic_rendezvous::job::{Failure, Keys, NodeId, Sealed};
 use elastic_rendezvous::{End, Outcome, Start};
 use elastic_store::Store;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::workers::final_save::{self, FinalSave, Saving};
+use crate::workers::final_save::{self, FinalSave};
 use crate::workers::gpu_holders::GpuHolders;
 use crate::workers::group::{LocalGroup, Moved};
 use crate::workers::guard_client::{Event, GuardClientError};
@@ -25,11 +25,8 @@ use crate::workers::watchdog::Watchdog;
 mod phase;
 mod warmth;
 
-use phase::{Input, LocalPhase};
+use phase::LocalPhase as Phase;
 use warmth::{WarmingUp, Warmth};
-
-/// What the node waits for.
-type Phase = LocalPhase<Pending, WarmingUp, Resting, Saving>;
 
 /// This node's workers.
 pub(crate) struct WorkersLifecycle {
@@ -131,13 +128,7 @@ pub(crate) struct Ahead {
 /// A start that waits until GPUs are free. Dropping it gives the start up.
 pub(crate) struct Pending {
     waiting: Waiting,
-    free: JoinHandle<()>,
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        self.free.abort();
-    }
+    free: JoinSet<()>,
 }
 
 impl WorkersLifecycle {
@@ -194,32 +185,25 @@ impl WorkersLifecycle {
             return self.begin(waiting);
         }
         // This runs in its own task, because the agent must send the guard its deadlines meanwhile.
-        let free = tokio::spawn(self.gpus.clone().free(self.group.job_spec().timings.start_timeout));
-        self.step(Input::StartWhenFree(Pending { waiting, free }));
+        let mut free = JoinSet::new();
+        free.spawn(self.gpus.clone().free(self.group.job_spec().timings.start_timeout));
+        self.phase.turn(Phase::Pending(Pending { waiting, free }));
         None
     }
 
     fn begin(&mut self, waiting: Waiting) -> Option<GroupReport> {
         match waiting {
             Waiting::Start(start) => {
-                self.step(Input::StartNow);
-                self.start_now(&start)
+                self.phase.turn(Phase::Settled);
+                let report = self.group.start(&start, &self.socket);
+                self.watch(report)
             }
             Waiting::Ahead(Ahead { round, restarts, grace }) => {
                 self.group.start_ahead(restarts, round, &self.socket);
-                self.step(Input::WarmUp(WarmingUp { grace, until: Instant::now() + self.warm_up_limit }));
+                self.phase.turn(Phase::WarmingUp(WarmingUp { grace, until: Instant::now() + self.warm_up_limit }));
                 None
             }
         }
-    }
-
-    fn step(&mut self, input: Input<Pending, WarmingUp, Resting, Saving>) {
-        self.phase = std::mem::take(&mut self.phase).step(input);
-    }
-
-    fn start_now(&mut self, start: &Start) -> Option<GroupReport> {
-        let report = self.group.start(start, &self.socket);
-        self.watch(report)
     }
 
     /// Continues after a [`wait`], and returns its report if there is one. [`WorkersLifecycle::settle`] decides what
@@ -229,7 +213,7 @@ impl WorkersLifecycle {
             Waited::GpusFree(waiting) => self.begin(waiting),
             Waited::RestMoved => None,
             Waited::Saved => {
-                self.step(Input::Saved);
+                self.phase.saved();
                 Some(GroupReport::Concluded)
             }
         }
@@ -239,7 +223,7 @@ impl WorkersLifecycle {
     /// of it.
     pub(crate) fn give_up_saving(&mut self) -> Option<GroupReport> {
         let Phase::Saving(_) = self.phase else { return None };
-        self.step(Input::Saved);
+        self.phase.saved();
         tracing::warn!("the newest snapshot in memory is not saved: saving was interrupted");
         Some(GroupReport::Concluded)
     }
@@ -290,7 +274,7 @@ impl WorkersLifecycle {
         self.watchdog.end();
         self.group.rest();
         let quiesce = self.quiesce_timeout.min(grace);
-        self.step(Input::Quiesce(Resting { grace, began: Instant::now(), quiesce }));
+        self.phase.turn(Phase::Resting(Resting { grace, began: Instant::now(), quiesce }));
     }
 
     /// Checks whether workers that were asked to quiesce, or are to warm up, have done so, or must be stopped. Call this
@@ -311,7 +295,7 @@ impl WorkersLifecycle {
         match rest(&living, overdue) {
             Rest::Wait => None,
             Rest::Kept => {
-                self.step(Input::AtRest);
+                self.phase.turn(Phase::Settled);
                 tracing::info!(workers = living.len(), "the workers have quiesced");
                 let whole = living.len() == self.group.slots() as usize;
                 Some(GroupReport::Quiesced { master: self.group.master().offer(), whole })
@@ -330,7 +314,7 @@ impl WorkersLifecycle {
         match warmth {
             Warmth::Wait => None,
             Warmth::Warm => {
-                self.step(Input::AtRest);
+                self.phase.turn(Phase::Settled);
                 tracing::info!(workers = self.group.slots(), "the workers are warm");
                 Some(GroupReport::Quiesced { master: self.group.master().offer(), whole: true })
             }
@@ -357,7 +341,7 @@ impl WorkersLifecycle {
             return Some(GroupReport::Concluded);
         };
         let (store, keys) = (Arc::clone(store), keys.clone());
-        self.step(Input::Save(FinalSave { store, keys, node, seat, left }.begin()));
+        self.phase.turn(Phase::Saving(FinalSave { store, keys, node, seat, left }.begin()));
         None
     }
 
@@ -366,7 +350,7 @@ impl WorkersLifecycle {
     /// # Errors
     /// The guard cannot be asked.
     pub(crate) fn stop(&mut self, grace: Duration) -> Result<(), GuardClientError> {
-        self.step(Input::AtRest);
+        self.phase.turn(Phase::Settled);
         self.watchdog.end();
         self.group.stop(grace)
     }
@@ -378,7 +362,7 @@ pub(crate) async fn wait(phase: &mut Phase, forming: Option<Instant>, socket: &W
         Phase::Settled => std::future::pending().await,
         Phase::Pending(pending) => {
             // Whatever the result, the workers can be started.
-            drop((&mut pending.free).await);
+            pending.free.join_next().await;
             Waited::GpusFree(pending.waiting.clone())
         }
         Phase::WarmingUp(warming) => {

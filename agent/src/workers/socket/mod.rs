@@ -2,31 +2,30 @@
 //! stopping workers is in `group.rs`.
 
 mod conversation;
+mod outgoing;
 mod requests;
+mod state;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use elastic_node::Status;
 use elastic_proto::worker::{Assignment, FailureClass, ToWorker};
-use elastic_rendezvous::time::Time;
+
 use tokio::net::UnixListener;
-use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{Notify, mpsc, watch};
+
+use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use crate::store::participation::{JobPaths, JobStore};
-use crate::workers::snapshot_memory::{Left, Memories};
+use crate::workers::snapshot_memory::Left;
 use crate::workers::watchdog::Steps;
-use conversation::{Outgoing, converse};
-
-/// The most lines that are queued for a worker that does not read. Beyond this, answers wait, and the next news of a
-/// round closes the connection: a worker that misses one could wait for ever.
-const WAITING: usize = 256;
+use conversation::converse;
+pub(crate) use state::{Awareness, Furthest, RoundRequest};
+use state::{Connection, Registered, Shared, Told};
 
 /// The socket cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -36,208 +35,8 @@ pub struct SocketError {
     cause: io::Error,
 }
 
-/// How far a worker has come in a round, as it reported.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Progress {
-    /// The first step that it reported, and when.
-    pub first: (u64, Time),
-    /// Its newest step, and when it first reported that.
-    pub last: (u64, Time),
-    /// Epoch, counted from 0.
-    pub epoch: Option<u64>,
-    /// The newest training loss.
-    pub loss: Option<f64>,
-    /// Steps planned in all.
-    pub total_steps: Option<u64>,
-}
-
-/// How far the furthest worker of this node has come, in the newest round with a reported step. It is known
-/// until a worker of another round reports one.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Furthest {
-    /// The round.
-    pub round: u64,
-    /// The node's position in the round.
-    pub group_rank: u32,
-    /// What the worker reported.
-    pub progress: Progress,
-}
-
 /// Looks the furthest worker up.
 pub(crate) type FurthestWorker = Arc<dyn Fn() -> Option<Furthest> + Send + Sync>;
-
-/// What a worker can do when a round forms, as far as it has told the agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Awareness {
-    /// It has not registered.
-    Unknown,
-    /// It must be stopped.
-    Unaware,
-    /// It can quiesce.
-    Aware,
-    /// It has quiesced.
-    Quiesced,
-}
-
-/// What may come with a step.
-struct Said {
-    epoch: Option<u64>,
-    loss: Option<f64>,
-    total_steps: Option<u64>,
-}
-
-/// What the workers of the current round have reported.
-#[derive(Debug, Default)]
-struct Told {
-    failing: BTreeMap<u32, (FailureClass, String)>,
-    progress: BTreeMap<u32, Progress>,
-}
-
-/// A worker's request for another round.
-#[derive(Debug)]
-pub struct RoundRequest {
-    /// The worker.
-    pub local_rank: u32,
-    /// The round that it wants to leave.
-    pub round: u64,
-    /// Why, for people.
-    pub reason: String,
-}
-
-/// State shared by all connections.
-struct Shared {
-    rendezvous: JobStore,
-    paths: JobPaths,
-    status: watch::Receiver<Status>,
-    state: Mutex<SocketState>,
-    /// Notified when a connection was read to its end.
-    ended: Notify,
-    /// Notified when a worker's awareness may have changed.
-    awareness: Notify,
-    /// Notified when a worker has asked for another round.
-    round_asked: Notify,
-}
-
-/// A worker's connection, until it is read to its end.
-struct Connection {
-    line: mpsc::Sender<Outgoing>,
-    /// Closes the connection.
-    let_go: Arc<Notify>,
-    registered: Option<Registered>,
-    /// The process id of the peer that opened it.
-    pid: Option<i32>,
-}
-
-impl Connection {
-    /// Sends the worker news of rounds, or closes the connection if there is no room for it.
-    fn tell(&self, message: ToWorker) {
-        if let Err(TrySendError::Full(_)) = self.line.try_send(message.into()) {
-            tracing::warn!(pid = self.pid, "a worker does not read its agent's messages: closing its connection");
-            self.let_go.notify_one();
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Registered {
-    local_rank: u32,
-    aware: bool,
-    quiesced: bool,
-    /// Whether the worker has received its first place.
-    welcomed: bool,
-}
-
-#[derive(Default)]
-struct SocketState {
-    /// The places of this node's workers, by local rank. Empty while no workers run.
-    places: Vec<Assignment>,
-    /// How long a worker waits at a barrier.
-    barrier_timeout: Duration,
-    /// Whether the workers were started before they had places.
-    ahead: bool,
-    told: Told,
-    furthest: Option<Furthest>,
-    /// What the agent told the workers about the round that is forming.
-    forming: Option<ToWorker>,
-    /// The first request for another round, until it is taken.
-    round_asked: Option<RoundRequest>,
-    /// The workers' memory that outlives them.
-    memories: Memories,
-    next: u64,
-    connections: BTreeMap<u64, Connection>,
-}
-
-impl SocketState {
-    /// What the connections that have registered can do.
-    fn registered(&self) -> impl Iterator<Item = Registered> {
-        self.connections.values().filter_map(|connection| connection.registered)
-    }
-
-    /// Registers a worker on a connection. Returns the messages to send to it.
-    fn register(&mut self, id: u64, local_rank: u32, aware: bool) -> Vec<ToWorker> {
-        let place = self.places.get(local_rank as usize).cloned();
-        if place.is_none() && !self.ahead {
-            let message = format!("no worker of this node has local rank {local_rank} just now");
-            return vec![ToWorker::Error { id: None, message, again: false }];
-        }
-        let welcomed = place.is_some();
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.registered = Some(Registered { local_rank, aware, quiesced: aware && !welcomed, welcomed });
-        }
-        // The worker may register so late that the next round is already forming.
-        let forming = self.forming.clone().filter(|_| welcomed);
-        place.map(ToWorker::Welcome).into_iter().chain(forming).collect()
-    }
-
-    /// Records that the worker of this local rank has done `step` steps.
-    fn progressed(&mut self, local_rank: u32, step: u64, said: Said) {
-        let now = (step, elastic_store::clock::now());
-        let before = self.told.progress.get(&local_rank);
-        let progress = Progress {
-            // A worker that goes back to an earlier step counts from there.
-            first: before.map(|before| before.first).filter(|first| first.0 <= step).unwrap_or(now),
-            last: before.map(|before| before.last).filter(|last| last.0 == step).unwrap_or(now),
-            epoch: said.epoch,
-            loss: said.loss.or(before.and_then(|before| before.loss)),
-            total_steps: said.total_steps,
-        };
-        self.told.progress.insert(local_rank, progress);
-        let Some(place) = self.places.get(local_rank as usize) else { return };
-        let (round, group_rank) = (place.round, place.group_rank);
-        if self.furthest.is_none_or(|furthest| furthest.round != round || furthest.progress.last.0 <= step) {
-            self.furthest = Some(Furthest { round, group_rank, progress });
-        }
-    }
-
-    /// Records that the worker of a connection asks for another round instead of `round`.
-    fn ask_round(&mut self, id: u64, round: u64, reason: String) -> Result<(), &'static str> {
-        let worker = self.connections.get(&id).and_then(|connection| connection.registered);
-        let Some(Registered { local_rank, aware: true, .. }) = worker else {
-            return Err("only a worker that has registered with `round_aware` can ask for a round");
-        };
-        self.round_asked.get_or_insert(RoundRequest { local_rank, round, reason });
-        Ok(())
-    }
-
-    /// Records that the worker of a connection has quiesced.
-    fn quiesced(&mut self, id: u64) -> Result<(), &'static str> {
-        let worker = self.connections.get_mut(&id).and_then(|connection| connection.registered.as_mut());
-        match worker {
-            Some(worker) if worker.aware && self.forming.is_some() => {
-                worker.quiesced = true;
-                Ok(())
-            }
-            Some(worker) if worker.aware => Err("no round is forming, so there is nothing to quiesce for"),
-            _ => Err("only a worker that has registered with `round_aware` can quiesce"),
-        }
-    }
-}
-
-impl Shared {
-    fn state(&self) -> std::sync::MutexGuard<'_, SocketState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// The agent's end of the workers' socket. Dropping it removes the socket's file.
 pub struct WorkerSocket {

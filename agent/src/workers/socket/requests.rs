@@ -12,8 +12,8 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::conversation::Outgoing;
-use super::{Said, Shared};
+use super::outgoing::Outgoing;
+use super::state::{Said, Shared};
 use crate::store::participation::JobStore;
 use crate::workers::checkpoints::record_of;
 use crate::workers::guard_client;

@@ -22,12 +22,20 @@ use std::time::{Duration, SystemTime};
 use elastic_rendezvous::time::Time;
 use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use crate::guard::tree;
 
 pub(crate) use deadlines::{Cause, Deadlines, Expired, HangLimits, Sample};
 pub(crate) use timer_file::{TIMER_FILE, TimerFile, TimerRequest, Timers};
+
+/// What to watch for, as the command line says. By default, the agent watches nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct WatchOptions {
+    pub limits: HangLimits,
+    /// Whether workers may set PyTorch's timers.
+    pub timers: Timers,
+}
 
 /// The newest step that a worker, given by local rank, has reported, and when it first reported that step.
 pub(crate) type Steps = Arc<dyn Fn(u32) -> Option<(u64, Time)> + Send + Sync>;
@@ -66,7 +74,7 @@ enum Order {
 pub(crate) struct Watchdog {
     orders: mpsc::UnboundedSender<Order>,
     verdicts: mpsc::UnboundedReceiver<Verdict>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 impl Watchdog {
@@ -77,7 +85,9 @@ impl Watchdog {
         let (outbox, verdicts) = mpsc::unbounded_channel();
         let watch =
             Watch { deadlines: Deadlines::new(limits), timers, steps, round: 0, workers: BTreeMap::new(), outbox };
-        Watchdog { orders, verdicts, task: tokio::spawn(watch.run(inbox)) }
+        let mut task = JoinSet::new();
+        task.spawn(watch.run(inbox));
+        Watchdog { orders, verdicts, _task: task }
     }
 
     /// These workers were started in this round. From now on no others are watched.
@@ -106,12 +116,6 @@ impl Watchdog {
             Some(verdict) => verdict,
             None => std::future::pending().await,
         }
-    }
-}
-
-impl Drop for Watchdog {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tonic::{Status, Streaming};
+use tonic::{Status, Streaming, transport};
 
 use elastic_proto::bandwidth::bandwidth_client::BandwidthClient;
 use elastic_proto::bandwidth::{MeasureReply, MeasureRequest};
@@ -44,9 +44,6 @@ pub struct Poured {
 }
 
 /// Has a node's agent pour bytes for [`TAKEN`]. `client` names who asks, for the agent's log.
-///
-/// # Errors
-/// The agent is not reached, or refuses.
 pub async fn measure(
     (job, node): (&JobId, &NodeId),
     peer: &Endpoint,
@@ -55,7 +52,8 @@ pub async fn measure(
     tls: Option<&MutualTls>,
 ) -> Result<Poured, BandwidthError> {
     let unreached = BandwidthError::Unreached;
-    let channel = dial::wide_channel(peer, tls, WINDOW).await.map_err(|error| unreached(dial::innermost(&error)))?;
+    let wide = |to: transport::Endpoint| to.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
+    let channel = dial::channel(peer, tls, wide).await.map_err(|error| unreached(dial::innermost(&error)))?;
     let (job, node, client) = (job.to_string(), node.to_string(), client.to_owned());
     let request = MeasureRequest { job, node, client, proof: Vec::new() };
     let pour = async |requests| BandwidthClient::new(channel).measure(requests).await;

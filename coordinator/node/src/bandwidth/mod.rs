@@ -1,7 +1,6 @@
-//! Measures how fast bytes come from a node of a job, through its agent's peer port. What the result is good for is not
-//! said here.
+//! Measures how fast bytes come from a node of a job, through its agent's peer port.
 //!
-//! Who asks has no place in the job yet. So the proof is that of [`logs`](super::logs): one knows the job's secret.
+//! The client has no place in the job yet, so the proof is that of [`logs`](super::logs).
 //!
 //! ```text
 //!  client                                    agent

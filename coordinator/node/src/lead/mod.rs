@@ -33,8 +33,7 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Most notes taken in before a decision, and before others on the same task have their turn.
 const BATCH: usize = 1024;
-/// Streams of nodes that the leader does not know. A node may come before its key does, or before a new leader has read
-/// it; it is taken in as soon as the leader knows it, and one that is turned away comes again.
+/// Streams of nodes that the leader does not know yet. One that is turned away comes again.
 const STRANGERS: usize = 1024;
 
 /// A pulse stream to us.
@@ -137,8 +136,8 @@ impl LeaderDrive {
         [self.leader.deadline(), beat].into_iter().flatten().min()
     }
 
-    /// A member that lives, since its key is here, and has opened no stream to us for two leases: it cannot reach us.
-    /// Without its pulses a leader is slow to judge.
+    /// A member that is here and has opened no stream to us for two leases: it cannot reach us, and without its pulses
+    /// a leader is slow to judge.
     pub fn unreached(&self, now: Time) -> Option<&NodeId> {
         let view = self.leader.view()?;
         if view.roster.all_opened().is_some() {
@@ -171,7 +170,7 @@ impl LeaderDrive {
         beats
     }
 
-    /// Takes in what happened next to it: this, and what is queued behind it. One decision is enough for all.
+    /// Takes in this note and those queued behind it. One decision is enough for all.
     pub fn notes(&mut self, first: LeaderNote, queue: &mut mpsc::UnboundedReceiver<LeaderNote>) {
         self.take(first);
         for _ in 1..BATCH {

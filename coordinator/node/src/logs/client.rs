@@ -14,15 +14,11 @@ use elastic_store::tls::MutualTls;
 
 /// Why a node's logs cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum LogsError {
     /// No one listens there, or the network does not lead there.
     #[error("its agent at {peer} is not reached from here: {cause}")]
-    Unreached {
-        /// Where.
-        peer: Endpoint,
-        /// The innermost cause.
-        cause: String,
-    },
+    Unreached { peer: Endpoint, cause: String },
     /// The agent refuses, or has ended.
     #[error("its agent says: {0}")]
     Refused(String),
@@ -51,9 +47,6 @@ pub struct LogStream {
 
 impl LogStream {
     /// The next message; `None` once the agent has told everything. The wait may be cancelled.
-    ///
-    /// # Errors
-    /// The agent has gone, or refuses.
     pub async fn next(&mut self) -> Result<Option<LogsReply>, LogsError> {
         match self.replies.message().await? {
             Some(reply) if reply.end => Ok(None),
@@ -63,10 +56,8 @@ impl LogStream {
     }
 }
 
-/// Asks a node for its workers' output. `client` names who asks, for the agent's log.
-///
-/// # Errors
-/// The agent is not reached. That it refuses shows in the stream.
+/// Asks a node for its workers' output. `client` names who asks, for the agent's log. An agent that refuses says so in
+/// the stream.
 pub async fn open(
     (job, node): (&JobId, &NodeId),
     peer: &Endpoint,
@@ -76,7 +67,8 @@ pub async fn open(
     tls: Option<&MutualTls>,
 ) -> Result<LogStream, LogsError> {
     let unreached = |cause: String| LogsError::Unreached { peer: peer.clone(), cause };
-    let channel = dial::channel(peer, tls).await.map_err(|error| unreached(dial::innermost(&error)))?;
+    let channel =
+        dial::channel(peer, tls, std::convert::identity).await.map_err(|error| unreached(dial::innermost(&error)))?;
     let LogQuery { rank, round, lines, follow } = query;
     let (job, node, client) = (job.to_string(), node.to_string(), client.to_owned());
     let request = LogsRequest { job, node, client, rank, round, lines, follow, proof: Vec::new() };

@@ -1,8 +1,7 @@
-//! Reads the workers' output through the agents' peer ports. What is read, and from which files, is the agent's own
-//! matter.
+//! Reads the workers' output through the agents' peer ports. The agent knows what is read, and from which files.
 //!
-//! Anyone who reaches a peer port may open this call, and logs may hold anything. So an agent tells them only to those
-//! who prove that they know [the job's secret](elastic_rendezvous::job::JobSecret), which etcd's roles guard:
+//! Logs may hold anything, so an agent sends them only to clients that prove that they know [the job's
+//! secret](elastic_rendezvous::job::JobSecret), which etcd's roles guard:
 //!
 //! ```text
 //!  client                                    agent

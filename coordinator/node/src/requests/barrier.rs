@@ -15,38 +15,20 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 /// Why a barrier was not passed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum BarrierError {
     /// This node is no member of a running round.
     #[error("this node is not a member of a running round, so it cannot meet others at barrier {0:?}")]
     NotMember(String),
     /// The round ended before all had arrived.
     #[error("round {round} ended before all its members reached barrier {name:?}")]
-    RoundEnded {
-        /// The round.
-        round: u64,
-        /// The barrier.
-        name: String,
-    },
+    RoundEnded { round: u64, name: String },
     /// Not all arrived in time.
     #[error("not all members of round {round} reached barrier {name:?} within {within:?}{hint}")]
-    Timeout {
-        /// The round.
-        round: u64,
-        /// The barrier.
-        name: String,
-        /// The time given.
-        within: Duration,
-        /// What may be the reason.
-        hint: &'static str,
-    },
+    Timeout { round: u64, name: String, within: Duration, hint: &'static str },
     /// etcd refuses what a barrier needs.
     #[error("etcd refuses barrier {name:?}: {cause}")]
-    Refused {
-        /// The barrier.
-        name: String,
-        /// Its words.
-        cause: String,
-    },
+    Refused { name: String, cause: String },
     /// A name that cannot be part of a key.
     #[error("{0:?} is no name for a barrier: use letters, digits and ._- only")]
     Name(String),
@@ -97,20 +79,31 @@ pub async fn meet(
             }
         }
     };
-    // No wait outlives the round, not even one for an answer of the store.
+    let over = moved(&mut status, member.current.modified);
+    bounded(round, name, (within, ""), met, over, async { Ok(store.get(&release).await?.is_some()) }).await
+}
+
+/// Waits for `met` within this time, and no longer than the round, even for an answer of the store. Once the round is
+/// `over`, `passed` says whether all had arrived. `hint` goes into the error of a timeout.
+pub async fn bounded(
+    round: u64,
+    name: &str,
+    (within, hint): (Duration, &'static str),
+    met: impl Future<Output = Result<(), BarrierError>>,
+    over: impl Future<Output = ()>,
+    passed: impl Future<Output = Result<bool, BarrierError>>,
+) -> Result<(), BarrierError> {
     let met = async {
         tokio::select! {
             met = met => met,
-            () = moved(&mut status, member.current.modified) => match store.get(&release).await? {
-                Some(_) => Ok(()),
-                None => Err(BarrierError::RoundEnded { round, name: name.to_owned() }),
+            () = over => match passed.await? {
+                true => Ok(()),
+                false => Err(BarrierError::RoundEnded { round, name: name.to_owned() }),
             },
         }
     };
-    match tokio::time::timeout(within, met).await {
-        Ok(result) => result,
-        Err(_) => Err(BarrierError::Timeout { round, name: name.to_owned(), within, hint: "" }),
-    }
+    let timeout = |_| Err(BarrierError::Timeout { round, name: name.to_owned(), within, hint });
+    tokio::time::timeout(within, met).await.unwrap_or_else(timeout)
 }
 
 /// Waits until the node knows of another round than the one that was written then.
@@ -119,8 +112,7 @@ async fn moved(status: &mut watch::Receiver<Status>, written: Revision) {
     let _ = status.wait_for(|status| status.round.as_ref().is_none_or(|now| now.modified != written)).await;
 }
 
-/// Waits until the node has written its key again, which went with its lease. Where it was evicted instead the round
-/// moves, which ends the wait for the barrier as well.
+/// Waits until the node has written its key again, which went with its lease. If it was evicted, the round moves.
 async fn claimed_again(status: &mut watch::Receiver<Status>, old: &Credentials) -> Credentials {
     let anew = |status: &Status| {
         status.credentials.as_ref().is_some_and(|new| new.round == old.round && new.created != old.created)
@@ -146,9 +138,6 @@ pub async fn insist<T, F: Future<Output = Result<T, BarrierError>>>(
 }
 
 /// Checks that `name` can be part of a key.
-///
-/// # Errors
-/// [`BarrierError::Name`].
 pub fn check(name: &str) -> Result<(), BarrierError> {
     let fits = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
     if fits { Ok(()) } else { Err(BarrierError::Name(name.to_owned())) }

@@ -17,18 +17,14 @@ const TRIES: u32 = 8;
 
 /// Why a checkpoint was not published.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum CommitError {
     /// This node is no member of the current round: whatever it wrote must not count.
     #[error("this node is not a member of the current round, so step {0} is not published")]
     Fenced(u64),
     /// The job has a newer checkpoint, or another of the same step.
     #[error("the job already has a checkpoint of step {published}, so step {step} is not published")]
-    NotNewer {
-        /// The step offered.
-        step: u64,
-        /// The step published.
-        published: u64,
-    },
+    NotNewer { step: u64, published: u64 },
     /// No node could continue from it.
     #[error("{0}")]
     Unfit(String),
@@ -44,8 +40,7 @@ pub enum CommitError {
 }
 
 impl CommitError {
-    /// Whether the same checkpoint may be published later: the store is away or full, or the node has lost its place for
-    /// now. Who has lost it for good is stopped, and asks for nothing more.
+    /// Whether the same checkpoint may be published later: the store is away or full, or the node has no place for now.
     pub fn may_pass(&self) -> bool {
         matches!(self, CommitError::Store(_) | CommitError::Unsettled(_) | CommitError::Fenced(_))
     }
@@ -67,8 +62,7 @@ fn check(checkpoint: &Checkpoint) -> Result<(), CommitError> {
     Ok(())
 }
 
-/// Whether a member of `credentials.round` may still publish: while that round runs, and while the next is forming, so
-/// that a leaver's last checkpoint counts.
+/// Whether a member of `credentials.round` may still publish: while that round runs, or the next forms after it.
 fn may_commit(credentials: &Credentials) -> bool {
     let current = &credentials.current.value;
     match current.state {
@@ -78,8 +72,7 @@ fn may_commit(credentials: &Credentials) -> bool {
     }
 }
 
-/// The transaction that publishes `checkpoint`, guarded by the node's own key, by the round, and by the pointer as last
-/// read.
+/// The transaction that publishes `checkpoint`, guarded by the node's key, the round, and the pointer as last read.
 pub fn commit_txn(keys: &Keys, credentials: &Credentials, checkpoint: &Checkpoint, pointer: Revision) -> Txn {
     Txn::of([Op::put(keys.checkpoint(), to_json(checkpoint))]).guarded([
         Guard::created(keys.node(&credentials.node), credentials.created),
@@ -177,8 +170,8 @@ fn leaves(phase: Phase) -> bool {
     matches!(phase, Phase::Draining | Phase::Stopped)
 }
 
-/// Which of the last round's members publishes at its end: the one with the lowest ranks of those that are still there.
-/// No one where the job has not failed and one of them continues with it.
+/// Which of the last round's members that are still there publishes at its end: the one with the lowest ranks. No one
+/// if the job has not failed and one of them continues.
 fn last_publisher(failed: bool, there: &[(NodeId, u32, Phase)]) -> Option<&NodeId> {
     if !failed && !there.iter().all(|(.., phase)| leaves(*phase)) {
         return None;
@@ -189,11 +182,7 @@ fn last_publisher(failed: bool, there: &[(NodeId, u32, Phase)]) -> Option<&NodeI
 /// Looks whether `node`, whose part in the job ends and whose last place was in the round `seat`, is the one that
 /// publishes what is left. The node's key must still be there.
 ///
-/// Each looks for the next that is there of those with ranks before its own, and no further: all of them together look
-/// at each member a few times, however many they are. Only the first may have to look at all.
-///
-/// # Errors
-/// The store fails, or holds what is not ours.
+/// Each looks for the next member that is there among those with lower ranks, and no further.
 pub async fn last_word(store: &dyn Store, keys: &Keys, node: &NodeId, seat: Sealed) -> Result<LastWord, CommitError> {
     let nothing = |why: &str| Ok(LastWord::Nothing(why.to_owned()));
     let rank_key = |node: &NodeId| keys.rank(seat.number, seat.plan, node);
@@ -257,11 +246,7 @@ async fn members(store: &dyn Store, keys: &Keys, seat: Sealed) -> Result<Vec<(No
     Ok(members)
 }
 
-/// Publishes the last checkpoint of a node whose part in the job ends, under the same guards as [`commit`]: its own key,
-/// the round as read, and the pointer.
-///
-/// # Errors
-/// As [`commit`]'s.
+/// Publishes the last checkpoint of a node whose part in the job ends, under the same guards as [`commit`].
 pub async fn commit_last(
     store: &dyn Store,
     keys: &Keys,

@@ -3,6 +3,21 @@
 use super::{
     Endpoint, NodeRecord, OnStoreLoss, Phase, Protocols, RestartPolicy, RoundRecord, RoundState, Spec, Timings,
 };
+use crate::job::overview::Overview;
+use crate::kv::{KeyValue, LeaseId, Revision};
+
+/// A key below [`Keys::jobs`](super::Keys::jobs) of `/elastic`, written once and under a lease.
+pub fn stored(key: &str, value: impl ToString) -> KeyValue {
+    let (value, at) = (value.to_string().into_bytes(), Revision(1));
+    let key = format!("/elastic/v1/jobs/{key}");
+    KeyValue { key, value, create_revision: at, mod_revision: at, lease: Some(LeaseId(1)) }
+}
+
+/// What such keys tell.
+pub fn overview<T: ToString>(records: &[(&str, T)]) -> Overview {
+    let values: Vec<_> = records.iter().map(|(key, value)| stored(key, value.to_string())).collect();
+    Overview::of("/elastic", &values)
+}
 
 /// A node that waits for a place, with one worker. Its peer address is port 1 of a host of its name.
 pub fn node(name: &str) -> NodeRecord {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::step::Out;
 use super::timers::Timer;
-use super::{Call, End, Member, MemberOutput, Mode};
+use super::{Call, Command, End, Member, MemberOutput, Mode};
 use crate::job::{JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
 use crate::kv::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
@@ -89,7 +89,8 @@ impl Member {
                 let why = format!("{differs}: start every agent of a job with the same flags");
                 return self.end(End::Refused(why), out);
             }
-            out.push(MemberOutput::Say(format!("{differs}; an operator has changed the job, so its own values hold")));
+            let line = format!("{differs}; an operator has changed the job, so its own values hold");
+            out.push(Command::Say(line).into());
         }
         self.spec = spec.value;
         let follows = self.joining.take().is_some_and(|joining| joining.leftovers);

@@ -2,7 +2,7 @@
 
 use super::step::Out;
 use super::timers::Timer;
-use super::{End, Lease, Leave, Member, MemberOutput, Mode, Workers};
+use super::{Command, End, Lease, Leave, Member, MemberOutput, Mode, Workers};
 use crate::job::{Phase, RoundState};
 use crate::time::Time;
 
@@ -58,7 +58,7 @@ impl Member {
 
     pub(super) fn say_leaving(&self, out: &mut Out) {
         if matches!(self.workers, Workers::Alive(_) | Workers::Quiescing(_)) {
-            out.push(MemberOutput::Leaving(self.spec.timings.drain_grace));
+            out.push(Command::Leaving(self.spec.timings.drain_grace).into());
         }
     }
 
@@ -88,7 +88,7 @@ impl Member {
 
     fn part(&mut self, finish: MemberOutput, out: &mut Out) {
         self.mode = Mode::Over;
-        out.push(MemberOutput::Fence(None));
+        out.push(Command::Fence(None).into());
         out.push(MemberOutput::Pulse(None));
         if self.leadership.own_term.take().is_some() {
             out.push(MemberOutput::StopLeading);

@@ -26,11 +26,13 @@
 //! | `rounds` | what news of the round mean, and finding its place |
 //! | `own_key` | bringing its key to what it wants to say |
 //! | `lease` | the lease that this key hangs on |
+//! | `group` | what drivers and the agent say about the workers |
 //! | `fence` | how long its workers may live |
 //! | `leadership` | who leads, and when it campaigns |
 //! | `leaving` | how its part ends |
 
 mod fence;
+mod group;
 mod join;
 mod leadership;
 mod lease;
@@ -45,13 +47,12 @@ mod timers;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::job::{
-    Endpoint, Failure, JobSecret, Keys, LeaderRecord, NodeId, NodeRecord, RankRecord, RoundRecord, Spec, Versioned,
-};
+use crate::job::{Endpoint, Failure, JobSecret, Keys, LeaderRecord, NodeId, NodeRecord, RoundRecord, Spec, Versioned};
 use crate::kv::{LeaseId, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
 use self::fence::Proofs;
+pub use self::group::{Command, GroupReport, Outcome, Start};
 use self::join::Joining;
 use self::leadership::Leadership;
 use self::lease::Lease;
@@ -138,51 +139,8 @@ pub enum MemberInput {
     },
     /// The death of the leader of this term is confirmed.
     LeaderDead(Revision),
-    /// All local workers of the round were started.
-    Started(u64),
-    /// Local workers of the round ended by themselves.
-    Ended {
-        /// The round.
-        round: u64,
-        /// How.
-        outcome: Outcome,
-    },
-    /// No local worker is left, and none of their children.
-    Stopped {
-        /// A fresh address held for rank 0's bootstrap of the next round.
-        master: Option<Endpoint>,
-    },
-    /// The local workers that are left have quiesced: they touch nothing until they are given their next place.
-    Quiesced {
-        /// As in [`MemberInput::Stopped`].
-        master: Option<Endpoint>,
-        /// Whether none of the workers has died.
-        whole: bool,
-    },
-    /// The node is asked to leave as planned; asked again, at once.
-    Drain,
-}
-
-/// How local workers ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// All exited with success.
-    Done,
-    /// One failed; the others may still run.
-    Failed(Failure),
-}
-
-/// A place to start workers in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Start {
-    /// The round as sealed.
-    pub round: RoundRecord,
-    /// The node's place in it.
-    pub rank: RankRecord,
-    /// The job's own spec, whatever this node was started with.
-    pub spec: Spec,
-    /// The job's secret, as this node has read it.
-    pub secret: Option<JobSecret>,
+    /// The agent's report about the local workers.
+    Agent(GroupReport),
 }
 
 /// How an agent's part in a job ends.
@@ -221,41 +179,28 @@ pub enum MemberOutput {
     Lead(Revision, Option<Former>),
     /// It leads no more.
     StopLeading,
-    /// Start the workers of this place, or give it to those that quiesced; report `Started`, later `Ended`.
-    Start(Box<Start>),
-    /// Let the local workers quiesce once a round is forming, or stop them if they cannot: all within this time. Report
-    /// `Quiesced` or `Stopped`.
-    Quiesce(Duration),
-    /// Start new workers instead of those that are gone, before their next place is known: report `Quiesced` once
-    /// all are warm. If they cannot warm up, stop all and report `Stopped`.
-    WarmUp {
-        /// The round that forms without this node.
-        round: u64,
-        /// Restarts charged to the job so far.
-        restarts: u32,
-        /// The time in which to stop them.
-        grace: Duration,
-    },
-    /// Stop all local workers, politely first; report `Stopped`.
-    Stop(Duration),
-    /// Kill all local workers at once; report `Stopped`.
-    Kill,
-    /// Workers must not outlive this time, whatever happens to the agent. `None`: there are none.
-    Fence(Option<Time>),
-    /// The node is leaving, for workers that want to know: from the stop signal on they have this long.
-    Leaving(Duration),
-    /// A round is forming, for workers that want to know: its number and the reason.
-    Forming(u64, String),
+    /// Pass this on to the agent.
+    Agent(Command),
     /// This incarnation was evicted, and its workers are gone: join again as a new one.
     Rejoin(String),
     /// The agent's part is over; its workers are gone.
     End(End),
     /// The secret of the job that it has joined. None where the store has lost it.
     Secret(Option<JobSecret>),
-    /// A line for the log.
-    Say(String),
     /// A line for the log that asks somebody to do something.
     Warn(String),
+}
+
+impl From<Command> for MemberOutput {
+    fn from(command: Command) -> MemberOutput {
+        MemberOutput::Agent(command)
+    }
+}
+
+impl From<GroupReport> for MemberInput {
+    fn from(report: GroupReport) -> MemberInput {
+        MemberInput::Agent(report)
+    }
 }
 
 /// What proves a member's right to commit: see `elastic_coordinator::workers`.

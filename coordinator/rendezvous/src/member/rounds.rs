@@ -2,7 +2,7 @@
 
 use super::step::Out;
 use super::timers::Timer;
-use super::{Call, End, Leave, Member, MemberOutput, Mode, Start, Workers};
+use super::{Call, Command, End, Leave, Member, Mode, Start, Workers};
 use crate::job::{RankRecord, RoundRecord, RoundState, Sealed, Versioned};
 use crate::kv::{Op, OpResult, Revision, Txn, TxnResult};
 use crate::time::Time;
@@ -104,7 +104,7 @@ impl Member {
             // Its agent may have started workers ahead of its first place. It gets none before they are gone.
             Mode::Waiting(None) if round.paused && self.setup.record.warms_up => {
                 self.workers = Workers::Dismissed;
-                out.push(MemberOutput::Stop(self.spec.timings.drain_grace));
+                out.push(Command::Stop(self.spec.timings.drain_grace).into());
             }
             // A new plan may have been made because this node was evicted, and it has nothing to write that would tell.
             Mode::Waiting(Some(asked)) if asked == round.number => self.own.lost_track(),
@@ -122,7 +122,7 @@ impl Member {
 
     fn say_forming(&self, round: &RoundRecord, out: &mut Out) {
         if matches!(self.workers, Workers::Alive(_) | Workers::Quiescing(_)) {
-            out.push(MemberOutput::Forming(round.number, round.reason.clone()));
+            out.push(Command::Forming(round.number, round.reason.clone()).into());
         }
     }
 
@@ -148,7 +148,7 @@ impl Member {
         self.mode = Mode::WarmingUp(round.number);
         self.workers = Workers::WarmingUp;
         let (restarts, grace) = (round.restarts, self.spec.timings.stop_grace);
-        out.push(MemberOutput::WarmUp { round: round.number, restarts, grace });
+        out.push(Command::WarmUp { round: round.number, restarts, grace }.into());
     }
 
     /// Its workers are warm, or cannot be warmed up and have ended: it wants a place.
@@ -217,12 +217,15 @@ impl Member {
                 self.seat.known = Some(looked);
                 self.mode = Mode::Starting(sealed.number);
                 self.workers = Workers::Alive(sealed.number);
-                out.push(MemberOutput::Start(Box::new(Start {
-                    round: round.value,
-                    rank,
-                    spec: self.spec.clone(),
-                    secret: self.secret.clone(),
-                })));
+                out.push(
+                    Command::Start(Box::new(Start {
+                        round: round.value,
+                        rank,
+                        spec: self.spec.clone(),
+                        secret: self.secret.clone(),
+                    }))
+                    .into(),
+                );
             }
             (Some(_), _) => {
                 self.seat.known = Some(looked);

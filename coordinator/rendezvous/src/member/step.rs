@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::own_key::Reading;
 use super::timers::Timer;
-use super::{Call, End, Leave, Member, MemberInput, MemberOutput, Mode, Outcome, Workers};
+use super::{Call, Command, End, GroupReport, Leave, Member, MemberInput, MemberOutput, Mode, Outcome, Workers};
 use crate::Word;
 use crate::job::{Endpoint, Failure, FailureClass, NodeRecord, Phase, Versioned};
 use crate::kv::{Event, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
@@ -41,18 +41,25 @@ impl Member {
                     self.campaign_soon(now);
                 }
             }
-            MemberInput::Started(round) => {
+            MemberInput::Agent(report) => self.reported(now, report, &mut out),
+        }
+        self.settle(now, &mut out);
+        out
+    }
+
+    fn reported(&mut self, now: Time, report: GroupReport, out: &mut Out) {
+        match report {
+            GroupReport::Started(round) => {
                 if self.mode == Mode::Starting(round) {
                     self.mode = Mode::Running(round);
                 }
             }
-            MemberInput::Ended { round, outcome } => self.ended(round, outcome, &mut out),
-            MemberInput::Stopped { master } => self.stopped(now, master),
-            MemberInput::Quiesced { master, whole } => self.quiesced(master, whole),
-            MemberInput::Drain => self.drain(now, &mut out),
+            GroupReport::Ended { round, outcome } => self.ended(round, outcome, out),
+            GroupReport::Stopped { master } => self.stopped(now, master),
+            GroupReport::Quiesced { master, whole } => self.quiesced(master, whole),
+            GroupReport::Drain => self.drain(now, out),
+            GroupReport::Concluded => {}
         }
-        self.settle(now, &mut out);
-        out
     }
 
     fn answered(&mut self, now: Time, call: Call, sent: Time, result: Result<TxnResult, StoreError>, out: &mut Out) {
@@ -133,7 +140,7 @@ impl Member {
     /// Says a thing that would otherwise be said at every try.
     pub(super) fn say_once(&mut self, line: String, out: &mut Out) {
         if self.told.as_ref() != Some(&line) {
-            out.push(MemberOutput::Say(line.clone()));
+            out.push(Command::Say(line.clone()).into());
             self.told = Some(line);
         }
     }
@@ -194,7 +201,7 @@ impl Member {
             Reading::Here => self.prove(sent),
             Reading::Gone => {}
             Reading::Evicted(tombstone) if tombstone.drained => {
-                out.push(MemberOutput::Say(tombstone.reason));
+                out.push(Command::Say(tombstone.reason).into());
                 self.end(End::Drained, out);
             }
             Reading::Evicted(tombstone) if tombstone.refused => self.end(End::Refused(tombstone.reason), out),
@@ -275,7 +282,7 @@ impl Member {
     pub(super) fn quiesce(&mut self, out: &mut Out) {
         if let Workers::Alive(round) = self.workers {
             self.workers = Workers::Quiescing(round);
-            out.push(MemberOutput::Quiesce(self.spec.timings.stop_grace));
+            out.push(Command::Quiesce(self.spec.timings.stop_grace).into());
         }
     }
 
@@ -290,14 +297,14 @@ impl Member {
         let timings = &self.spec.timings;
         let paused = self.round.as_ref().is_some_and(|round| round.value.paused);
         let grace = if paused || self.leave != Leave::No { timings.drain_grace } else { timings.stop_grace };
-        out.push(MemberOutput::Stop(grace));
+        out.push(Command::Stop(grace).into());
     }
 
     /// Kills workers at once.
     pub(super) fn kill(&mut self, out: &mut Out) {
         if !matches!(self.workers, Workers::None | Workers::Killed) {
             self.workers = Workers::Killed;
-            out.push(MemberOutput::Kill);
+            out.push(Command::Kill.into());
         }
     }
 
@@ -336,7 +343,7 @@ impl Member {
         if fence != self.fence {
             self.fence = fence;
             // The fence comes before a start in the same batch.
-            out.insert(0, MemberOutput::Fence(fence));
+            out.insert(0, Command::Fence(fence).into());
         }
     }
 
@@ -348,7 +355,7 @@ impl Member {
         if let Mode::Starting(round) | Mode::Running(round) = self.mode {
             let message = "its workers were killed at the fence point: neither store nor leader was heard in time";
             let failure = Failure::new(FailureClass::Lost, message);
-            out.push(MemberOutput::Say(failure.message.clone()));
+            out.push(Command::Say(failure.message.clone()).into());
             self.mode = Mode::Failed(round, failure);
         }
     }

@@ -308,9 +308,11 @@ fn placed(setup: MemberSetup, sealed: Value, desired: Option<KeyValue>) -> (Memb
     });
     let rank = kv(keys().rank(1, Revision(3), &member.id()), &rank.to_string(), 12, 12, None);
     let out = member.step(NOW, answer(Call::Seat, true, 13, vec![Some(sealed()), Some(rank)]));
-    let start = out.iter().find_map(|output| if let MemberOutput::Start(start) = output { Some(start) } else { None });
+    let start = out
+        .iter()
+        .find_map(|output| if let MemberOutput::Agent(Command::Start(start)) = output { Some(start) } else { None });
     let start = start.unwrap_or_else(|| panic!("{out:?}"));
-    member.step(NOW, MemberInput::Started(1));
+    member.step(NOW, GroupReport::Started(1).into());
     // It says that they run.
     member.step(NOW, answer(Call::Own, true, 14, vec![Some(sealed()), leader()]));
     (member, Start::clone(start))
@@ -393,8 +395,8 @@ fn a_node_that_finds_another_life_of_its_job_kills_its_workers_at_once() {
         // when it finds another life of the job, or none
         let out = member.step(woken, answer(Call::ReadBack, true, 40, vec![found, None, None, None]));
         // then its workers die, long before its fence point
-        assert!(out.contains(&MemberOutput::Kill), "{what}: {out:?}");
-        let out = member.step(woken, MemberInput::Stopped { master: None });
+        assert!(out.contains(&Command::Kill.into()), "{what}: {out:?}");
+        let out = member.step(woken, GroupReport::Stopped { master: None }.into());
         let ends = |output: &MemberOutput| matches!(output, MemberOutput::End(End::StoreLost(_)));
         assert!(out.iter().any(ends), "{what}: {out:?}");
     }
@@ -413,13 +415,14 @@ fn a_pause_stops_workers_as_a_leave_does_and_the_node_stays() {
     // Given workers at work, they get a signal and have the grace of a leave
     let mut member = running();
     let out = member.step(NOW, pauses(2, 15, true));
-    let told = [MemberOutput::Leaving(grace), MemberOutput::Forming(2, "r".into()), MemberOutput::Stop(grace)];
+    let told =
+        [Command::Leaving(grace), Command::Forming(2, "r".into()), Command::Stop(grace)].map(MemberOutput::Agent);
     let orders: Vec<_> = out.iter().filter(|output| told.contains(output)).cloned().collect();
     assert_eq!(orders, told, "{out:?}");
-    assert!(!out.iter().any(|output| matches!(output, MemberOutput::Quiesce(_))), "{out:?}");
+    assert!(!out.iter().any(|output| matches!(output, MemberOutput::Agent(Command::Quiesce(_)))), "{out:?}");
     // A checkpoint committed in the grace counts.
     assert_eq!(member.credentials().map(|by| by.round), Some(1));
-    let out = member.step(NOW, MemberInput::Stopped { master: None });
+    let out = member.step(NOW, GroupReport::Stopped { master: None }.into());
     assert_eq!(own_record(&out).map(|own| (own.phase, own.round)), Some((crate::job::Phase::Waiting, Some(2))));
     assert!(!member.is_over());
 
@@ -427,13 +430,13 @@ fn a_pause_stops_workers_as_a_leave_does_and_the_node_stays() {
     for at_rest in [true, false] {
         let mut member = running();
         let out = member.step(NOW, pauses(2, 15, false));
-        assert!(out.iter().any(|output| matches!(output, MemberOutput::Quiesce(_))), "{out:?}");
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::Agent(Command::Quiesce(_)))), "{out:?}");
         if at_rest {
-            member.step(NOW, MemberInput::Quiesced { master: None, whole: true });
+            member.step(NOW, GroupReport::Quiesced { master: None, whole: true }.into());
         }
         let out = member.step(NOW, pauses(2, 16, true));
-        assert!(out.contains(&MemberOutput::Stop(grace)), "{at_rest}: {out:?}");
-        assert_eq!(out.contains(&MemberOutput::Leaving(grace)), !at_rest, "{out:?}");
+        assert!(out.contains(&Command::Stop(grace).into()), "{at_rest}: {out:?}");
+        assert_eq!(out.contains(&Command::Leaving(grace).into()), !at_rest, "{out:?}");
     }
 }
 
@@ -448,8 +451,8 @@ fn a_newcomer_to_a_paused_job_ends_the_workers_that_it_has_started_ahead() {
         let mut paused = forming();
         paused["paused"] = json!(true);
         let out = member.step(NOW, answer(Call::Join, true, 10, vec![Some(spec), Some(round(3, 3, paused))]));
-        assert_eq!(out.contains(&MemberOutput::Stop(Duration::from_secs(30))), warms_up, "{out:?}");
-        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Fence(Some(_)))), "{out:?}");
+        assert_eq!(out.contains(&Command::Stop(Duration::from_secs(30)).into()), warms_up, "{out:?}");
+        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Agent(Command::Fence(Some(_))))), "{out:?}");
         assert_eq!(member.wanted().is_none(), warms_up);
     }
 }
@@ -464,11 +467,11 @@ fn workers_that_were_started_ahead_are_gone_before_their_node_takes_its_place() 
     let mut paused = forming();
     paused["paused"] = json!(true);
     let out = member.step(NOW, news(round(3, 12, paused)));
-    assert!(out.contains(&MemberOutput::Stop(Duration::from_secs(30))), "{out:?}");
+    assert!(out.contains(&Command::Stop(Duration::from_secs(30)).into()), "{out:?}");
     let looks_up = |out: Vec<MemberOutput>| out.iter().any(|output| matches!(output, MemberOutput::Txn(Call::Seat, _)));
     // then it looks for its place once they are gone.
     assert!(!looks_up(member.step(NOW, news(round(3, 13, sealed_round())))));
-    assert!(looks_up(member.step(NOW, MemberInput::Stopped { master: None })));
+    assert!(looks_up(member.step(NOW, GroupReport::Stopped { master: None }.into())));
 }
 
 #[test]
@@ -515,19 +518,19 @@ fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_th
         });
         round(3, at, record)
     };
-    let quiesced = |whole| MemberInput::Quiesced { master: None, whole };
+    let quiesced = |whole| MemberInput::Agent(GroupReport::Quiesced { master: None, whole });
     for (warms_up, rests, lacks) in [
         (true, quiesced(false), true),
-        (true, MemberInput::Stopped { master: None }, true),
+        (true, MemberInput::Agent(GroupReport::Stopped { master: None }), true),
         (true, quiesced(true), false),
         (false, quiesced(false), false),
-        (false, MemberInput::Stopped { master: None }, false),
+        (false, MemberInput::Agent(GroupReport::Stopped { master: None }), false),
     ] {
         // Given workers that come to rest for a round, or have died
         let mut member = running();
         member.setup.record.warms_up = warms_up;
         member.step(NOW, news(record(2, 15, "forming")));
-        let has_workers = !matches!(rests, MemberInput::Stopped { .. });
+        let has_workers = !matches!(rests, MemberInput::Agent(GroupReport::Stopped { .. }));
         let mut out = member.step(NOW, rests.clone());
         // then the node tells whether it lacks some
         assert_eq!(own_record(&out).map(|own| own.lacks_workers), Some(lacks), "{warms_up} {rests:?}");
@@ -536,8 +539,8 @@ fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_th
         member.step(NOW, news(record(2, 21, "running")));
         out = member.step(NOW, answer(Call::Seat, true, 22, vec![Some(record(2, 21, "running")), None]));
         // then it starts new ones beside those that live, or ends these as it does without a place
-        let warms = out.iter().any(|output| matches!(output, MemberOutput::WarmUp { round: 2, .. }));
-        let stops = out.iter().any(|output| matches!(output, MemberOutput::Stop(_)));
+        let warms = out.iter().any(|output| matches!(output, MemberOutput::Agent(Command::WarmUp { round: 2, .. })));
+        let stops = out.iter().any(|output| matches!(output, MemberOutput::Agent(Command::Stop(_))));
         assert_eq!((warms, stops), (lacks, has_workers && !lacks), "{warms_up} {rests:?}: {out:?}");
         if lacks {
             // and wants a place like any newcomer once they are warm.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use elastic_rendezvous::job::{Endpoint, Failure, FailureClass, NodeRecord, Spec, Timings, samples};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{End, Outcome};
+use elastic_rendezvous::{Command, End, GroupReport, Outcome};
 use elastic_torchelastic::{DEFAULT_PREFIX, Input, Output, Participant, ParticipantSetup, Paths};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
@@ -82,7 +82,7 @@ impl Ours {
             let input = tokio::select! {
                 biased;
                 Some(input) = queue.recv() => input,
-                Some(Order::Drain) = self.orders.recv() => Input::Drain,
+                Some(Order::Drain) = self.orders.recv() => Input::Agent(GroupReport::Drain),
                 () = tick => Input::Tick,
             };
             while carried.tasks.try_join_next().is_some() {}
@@ -122,7 +122,7 @@ impl Carried {
                     let _ = inputs.send(Input::News(result));
                 });
             }
-            Output::Start(start) => {
+            Output::Agent(Command::Start(start)) => {
                 let (round, rank) = (&start.round, &start.rank);
                 let master = round.master.as_ref().map(ToString::to_string).unwrap_or_default();
                 let seat = Seat {
@@ -136,7 +136,7 @@ impl Carried {
                 };
                 self.world.started(&self.name, seat, Some(inputs));
             }
-            Output::Stop(_) => {
+            Output::Agent(Command::Stop(_)) => {
                 self.world.stopping(&self.name);
                 let name = self.name.clone();
                 self.port += 1;
@@ -144,13 +144,16 @@ impl Carried {
                 self.tasks.spawn_local(async move {
                     sleep(client.up_to(Duration::from_millis(700))).await;
                     world.stopped(&name);
-                    let _ = inputs.send(Input::Stopped { master });
+                    let _ = inputs.send(Input::Agent(GroupReport::Stopped { master }));
                 });
             }
-            Output::Kill => self.world.stopping(&self.name),
-            Output::Say(line) => self.world.tell(&self.name, &line),
-            Output::Forming(_, reason) => self.world.tell(&self.name, &format!("gives up its place: {reason}")),
-            Output::Fence(_) | Output::Leaving(_) => {}
+            Output::Agent(Command::Kill) => self.world.stopping(&self.name),
+            Output::Agent(Command::Say(line)) => self.world.tell(&self.name, &line),
+            Output::Agent(Command::Forming(_, reason)) => {
+                self.world.tell(&self.name, &format!("gives up its place: {reason}"))
+            }
+            // No Participant quiesces or warms workers up.
+            Output::Agent(_) => {}
             Output::End(end) => {
                 self.world.tell(&self.name, &format!("ends: {end:?}"));
                 self.end = Some(end);
@@ -165,5 +168,5 @@ pub(crate) fn ended(version: u64, failed: Option<FailureClass>) -> Input {
         None => Outcome::Done,
         Some(class) => Outcome::Failed(Failure::new(class, "a worker failed")),
     };
-    Input::Ended { round: version, outcome }
+    Input::Agent(GroupReport::Ended { round: version, outcome })
 }

@@ -3,7 +3,7 @@
 use elastic_rendezvous::job::{Keys, NodeId};
 use elastic_rendezvous::time::Time;
 use elastic_rendezvous::{
-    Former, Leader, LeaderInput, LeaderOutput, Member, MemberInput, MemberOutput, Verdict, decide,
+    Command, Former, Leader, LeaderInput, LeaderOutput, Member, MemberInput, MemberOutput, Verdict, decide,
 };
 use elastic_store::{Event, Revision, Scope, WatchUpdate};
 
@@ -142,6 +142,19 @@ impl World {
         self.promises.leader_knows(leader, self.processes[p].told.iter().filter_map(stands));
     }
 
+    fn order(&mut self, p: usize, command: Command) {
+        match command {
+            Command::Start(start) => self.start_workers(p, *start),
+            Command::Quiesce(grace) => self.quiesce_workers(p, grace),
+            Command::WarmUp { grace, .. } => self.warm_up_workers(p, grace),
+            Command::Stop(grace) => self.stop_workers(p, grace),
+            Command::Kill => self.kill_workers(p),
+            Command::Fence(at) => self.fence(p, at),
+            Command::Forming(..) => self.forming_told(p),
+            Command::Leaving(_) | Command::Say(_) | Command::Conclude(..) => {}
+        }
+    }
+
     pub(crate) fn carry(&mut self, p: usize, output: MemberOutput) {
         self.tell(|| format!("    p{p} → {output:?}"));
         match output {
@@ -155,14 +168,8 @@ impl World {
             // At its end the leader still finishes what is under way.
             MemberOutput::StopLeading if self.processes[p].member.is_over() => {}
             MemberOutput::StopLeading => self.stop_leading(p),
-            MemberOutput::Start(start) => self.start_workers(p, *start),
-            MemberOutput::Quiesce(grace) => self.quiesce_workers(p, grace),
-            MemberOutput::WarmUp { grace, .. } => self.warm_up_workers(p, grace),
-            MemberOutput::Stop(grace) => self.stop_workers(p, grace),
-            MemberOutput::Kill => self.kill_workers(p),
-            MemberOutput::Fence(at) => self.fence(p, at),
-            MemberOutput::Forming(..) => self.forming_told(p),
-            MemberOutput::Secret(_) | MemberOutput::Leaving(_) | MemberOutput::Say(_) | MemberOutput::Warn(_) => {}
+            MemberOutput::Agent(command) => self.order(p, command),
+            MemberOutput::Secret(_) | MemberOutput::Warn(_) => {}
             MemberOutput::Rejoin(_) => self.rejoin(p),
             MemberOutput::End(end) => {
                 self.promises.ended(self.now, &self.processes[p], &end);

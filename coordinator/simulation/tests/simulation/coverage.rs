@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use elastic_rendezvous::MemberInput;
 use elastic_rendezvous::job::RoundState;
+use elastic_rendezvous::{GroupReport, MemberInput};
 
 #[derive(Default, Clone)]
 pub(crate) struct Coverage {
@@ -93,11 +93,12 @@ fn kind(input: &MemberInput) -> &'static str {
         MemberInput::Watched(_) => "watched",
         MemberInput::Word { .. } => "word",
         MemberInput::LeaderDead(_) => "leader dead",
-        MemberInput::Started(_) => "started",
-        MemberInput::Ended { .. } => "ended",
-        MemberInput::Stopped { .. } => "stopped",
-        MemberInput::Quiesced { .. } => "quiesced",
-        MemberInput::Drain => "drain",
+        MemberInput::Agent(GroupReport::Started(_)) => "started",
+        MemberInput::Agent(GroupReport::Ended { .. }) => "ended",
+        MemberInput::Agent(GroupReport::Stopped { .. }) => "stopped",
+        MemberInput::Agent(GroupReport::Quiesced { .. }) => "quiesced",
+        MemberInput::Agent(GroupReport::Drain) => "drain",
+        MemberInput::Agent(GroupReport::Concluded) => "concluded",
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use elastic_rendezvous::MemberInput;
+use elastic_rendezvous::GroupReport;
 use elastic_rendezvous::job::{
     Asked, Desired, EventRecord, FailureClass, Requester, RoundState, TakenBack, Versioned, Via, history,
 };
@@ -215,7 +215,7 @@ impl World {
             self.tree_fails(p, tree, FailureClass::Signalled);
         }
         let after = self.dice.between(0, 100 * MS);
-        self.input_after(after, p, Input::Member(MemberInput::Drain));
+        self.input_after(after, p, Input::Member(GroupReport::Drain.into()));
         self.maybe_enter(self.processes[p].host);
     }
 

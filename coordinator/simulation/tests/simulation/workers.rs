@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use elastic_rendezvous::job::{Endpoint, Failure, FailureClass};
-use elastic_rendezvous::{MemberInput, Outcome, Start};
+use elastic_rendezvous::{GroupReport, Outcome, Start};
 
 use crate::dice::{MS, SECOND};
 use crate::process::{Input, Rest, Tree};
@@ -30,7 +30,7 @@ impl World {
         if late && self.mutation != Some(Mutation::GuardSleeps) {
             // The guard lets nothing start beyond the deadline.
             let outcome = Outcome::Failed(Failure::new(FailureClass::Lost, "the deadline had passed"));
-            return self.soon(p, Input::Member(MemberInput::Ended { round, outcome }));
+            return self.soon(p, Input::Member(GroupReport::Ended { round, outcome }.into()));
         }
         // Workers at rest continue unchanged. What was planned for them may still happen.
         let id = process.tree.as_ref().map_or(id, |tree| tree.id);
@@ -63,7 +63,7 @@ impl World {
         // Workers that quiesced are started again. Each start is reported once.
         let of_round = self.processes[p].tree.as_ref().is_some_and(|tree| tree.round == round);
         if of_round && self.has_tree(p, tree) && !self.processes[p].stop_asked {
-            self.soon(p, Input::Member(MemberInput::Started(round)));
+            self.soon(p, Input::Member(GroupReport::Started(round).into()));
         }
     }
 
@@ -76,7 +76,7 @@ impl World {
         }
         let round = self.quieten(p);
         self.tell(|| format!("p{p}: workers of round {round} are done"));
-        self.soon(p, Input::Member(MemberInput::Ended { round, outcome: Outcome::Done }));
+        self.soon(p, Input::Member(GroupReport::Ended { round, outcome: Outcome::Done }.into()));
     }
 
     fn quieten(&mut self, p: usize) -> u64 {
@@ -100,7 +100,7 @@ impl World {
         self.schedule(|| format!("p{p}: a worker of round {round} failed ({class:?})"));
         let outcome = Outcome::Failed(Failure::new(class, format!("worker of p{p} in round {round} failed")));
         self.promises.failed(round, class);
-        self.soon(p, Input::Member(MemberInput::Ended { round, outcome }));
+        self.soon(p, Input::Member(GroupReport::Ended { round, outcome }.into()));
         if class != FailureClass::Peer {
             self.peers_notice(p, round);
         }
@@ -167,7 +167,7 @@ impl World {
             whole = !tree.short;
         }
         let master = self.fresh_master(p);
-        self.soon(p, Input::Member(MemberInput::Quiesced { master, whole }));
+        self.soon(p, Input::Member(GroupReport::Quiesced { master, whole }.into()));
     }
 
     /// New workers are started instead of those that are gone, and touch nothing.
@@ -228,7 +228,7 @@ impl World {
     fn tell_stopped(&mut self, p: usize) {
         if !std::mem::replace(&mut self.processes[p].stopped_told, true) {
             let master = self.fresh_master(p);
-            self.soon(p, Input::Member(MemberInput::Stopped { master }));
+            self.soon(p, Input::Member(GroupReport::Stopped { master }.into()));
         }
     }
 
@@ -247,7 +247,7 @@ impl World {
             self.stop_workers(p, Duration::ZERO);
         } else if !tree.at_rest {
             let outcome = Outcome::Failed(Failure::new(FailureClass::Lost, "killed by the guard at the deadline"));
-            self.soon(p, Input::Member(MemberInput::Ended { round: tree.round, outcome }));
+            self.soon(p, Input::Member(GroupReport::Ended { round: tree.round, outcome }.into()));
         }
     }
 

@@ -61,9 +61,6 @@ impl Asking {
 }
 
 /// Shows the output of a job's workers.
-///
-/// # Errors
-/// There is nothing to be read, and why.
 pub(crate) async fn run(operator: &Operator, flags: &LogsFlags, json: bool) -> anyhow::Result<ExitCode> {
     let (id, job, _) = operator.job(&flags.job).await?;
     let round = job.round.as_ref().map(|round| round.value.clone()).context("the job has no round")?;

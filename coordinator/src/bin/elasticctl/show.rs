@@ -34,6 +34,11 @@ fn release(told: Option<&str>) -> String {
     told.unwrap_or("not told").to_owned()
 }
 
+/// A cell of a table.
+pub(crate) fn or_dash(cell: Option<impl ToString>) -> String {
+    cell.map_or_else(|| "-".to_owned(), |cell| cell.to_string())
+}
+
 fn line(id: &JobId, job: &Job) -> Option<Vec<String>> {
     let round = &job.round.as_ref()?.value;
     let running = round.state == RoundState::Running;
@@ -42,11 +47,11 @@ fn line(id: &JobId, job: &Job) -> Option<Vec<String>> {
         JobState::from(round).to_string(),
         round.number.to_string(),
         nodes_here(job),
-        job.range().map_or_else(|| "-".to_owned(), |(min, max)| format!("{min}:{max}")),
-        if running { round.world_size.to_string() } else { "-".to_owned() },
+        or_dash(job.range().map(|(min, max)| format!("{min}:{max}"))),
+        or_dash(running.then_some(round.world_size)),
         step(job),
         restarts(job),
-        job.leader.as_ref().map_or_else(|| "-".to_owned(), |leader| who_leads(&leader.value)),
+        or_dash(job.leader.as_ref().map(|leader| who_leads(&leader.value))),
         round.reason.clone(),
     ])
 }
@@ -69,21 +74,18 @@ pub(crate) fn restarts(job: &Job) -> String {
 
 /// The step that a job's workers have reported.
 pub(crate) fn step(job: &Job) -> String {
-    match &job.progress {
-        None => "-".to_owned(),
-        Some(ProgressRecord { step, total_steps: Some(total), .. }) => format!("{step}/{total}"),
-        Some(ProgressRecord { step, .. }) => step.to_string(),
-    }
+    or_dash(job.progress.as_ref().map(|ProgressRecord { step, total_steps, .. }| match total_steps {
+        Some(total) => format!("{step}/{total}"),
+        None => step.to_string(),
+    }))
 }
 
 /// Steps a second, in three digits or more.
 pub(crate) fn rate(steps_per_second: f64) -> String {
-    let decimals = if steps_per_second >= 100.0 {
-        0
-    } else if steps_per_second >= 10.0 {
-        1
-    } else {
-        2
+    let decimals = match steps_per_second {
+        100.0.. => 0,
+        10.0.. => 1,
+        _ => 2,
     };
     format!("{steps_per_second:.decimals$}")
 }
@@ -206,19 +208,16 @@ fn nodes(job: &Job) -> String {
         .map(|(id, node)| {
             let rank = job.rank(id);
             let record = &node.value;
-            let ranks = rank.map_or_else(
-                || "-".to_owned(),
-                |rank| match rank.slots {
-                    0 | 1 => rank.first_rank.to_string(),
-                    slots => format!("{}-{}", rank.first_rank, rank.first_rank + slots - 1),
-                },
-            );
+            let ranks = rank.map(|rank| match rank.slots {
+                0 | 1 => rank.first_rank.to_string(),
+                slots => format!("{}-{}", rank.first_rank, rank.first_rank + slots - 1),
+            });
             let mut row = vec![
                 record.name.clone(),
                 record.phase.to_string(),
-                record.round.map_or_else(|| "-".to_owned(), |round| round.to_string()),
-                rank.map_or_else(|| "-".to_owned(), |rank| rank.group_rank.to_string()),
-                ranks,
+                or_dash(record.round),
+                or_dash(rank.map(|rank| rank.group_rank)),
+                or_dash(ranks),
                 record.slots.to_string(),
                 record.host.clone(),
                 record.peer.to_string(),

@@ -32,9 +32,6 @@ impl Caller {
     }
 
     /// In whose name the caller changes a job.
-    ///
-    /// # Errors
-    /// Why the caller may not.
     pub(super) fn operates(&self, job: &str) -> Result<Requester, Problem> {
         let forbidden = |why: String| Err(Problem(StatusCode::FORBIDDEN, why));
         let user = match self {
@@ -75,9 +72,6 @@ pub(super) async fn admit(
 
 impl Site {
     /// Who sends a request with these headers, now.
-    ///
-    /// # Errors
-    /// No one who may call.
     pub(super) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         match &self.shown {
             Shown::Users(users) => caller(&users.now(), headers, elastic_store::clock::epoch_ms()),

@@ -17,11 +17,9 @@ use serde_json::Value;
 
 use super::Site;
 use super::access::{Caller, Refuse, admit};
+use super::messages::LONGEST;
 use super::operations::{Listing, Operation, wish};
 use super::problem::{Problem, answer};
-
-/// Most bytes of a body, or of a gRPC message.
-pub(super) const LONGEST: usize = 16 * 1024;
 
 /// Longest `wait`, in seconds. It is less than a port leaves an old connection for its last answer.
 const LONGEST_WAIT: u64 = 8;

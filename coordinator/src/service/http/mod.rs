@@ -6,6 +6,7 @@
 mod access;
 mod api;
 mod grpc;
+mod messages;
 mod operations;
 mod page;
 mod problem;

@@ -182,21 +182,7 @@ pub(super) fn since(job: &Job, after: u64, limit: Option<usize>) -> (Value, bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elastic_store::{KeyValue, Revision};
-
-    fn overview(records: &[(&str, Value)]) -> Overview {
-        let values: Vec<KeyValue> = records
-            .iter()
-            .map(|(key, value)| KeyValue {
-                key: format!("/elastic/v1/jobs/{key}"),
-                value: value.to_string().into_bytes(),
-                create_revision: Revision(5),
-                mod_revision: Revision(7),
-                lease: None,
-            })
-            .collect();
-        Overview::of("/elastic", &values)
-    }
+    use elastic_rendezvous::job::samples::overview;
 
     fn round(state: &str) -> Value {
         json!({ "number": 1, "generation": 1, "state": state, "reason": "r" })

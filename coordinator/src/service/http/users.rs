@@ -105,10 +105,7 @@ pub enum Whose<'a> {
 pub struct Users(Vec<User>);
 
 impl Users {
-    /// Follows a users file.
-    ///
-    /// # Errors
-    /// Why it cannot be used now.
+    /// Follows a users file. An error: it cannot be used now.
     pub fn follow(file: PathBuf) -> Result<Followed<Users>, String> {
         let name = file.display().to_string();
         let parse =
@@ -116,10 +113,8 @@ impl Users {
         Followed::new("the users of --http-users", vec![file], parse)
     }
 
-    /// Reads a file's lines. Empty ones, and those that begin with `#`, say nothing.
-    ///
-    /// # Errors
-    /// The line that is wrong, and why.
+    /// Reads a file's lines. Empty ones, and those that begin with `#`, say nothing. An error names the line that is
+    /// wrong.
     pub fn parse(text: &str) -> Result<Users, String> {
         let mut users: Vec<User> = Vec::new();
         for (at, line) in text.lines().enumerate() {

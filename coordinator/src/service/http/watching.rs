@@ -16,7 +16,7 @@ use tonic::Status;
 
 use super::Site;
 use super::access::Caller;
-use super::grpc::{MESSAGE, message};
+use super::messages::{MESSAGE, message};
 use super::operations::{find, look, since};
 use super::problem::Problem;
 use elastic_rendezvous::job::overview::Overview;

@@ -35,13 +35,9 @@ impl Cluster {
 
 /// Completes when the server stops, for streams, which would otherwise continue for ever.
 #[derive(Clone)]
-pub(super) struct Closing(watch::Receiver<()>);
+pub(super) struct Closing(pub(super) watch::Receiver<()>);
 
 impl Closing {
-    pub(super) fn new(closing: watch::Receiver<()>) -> Closing {
-        Closing(closing)
-    }
-
     pub(super) async fn closed(mut self) {
         // Nothing is ever sent: this fails when the sender is dropped.
         while self.0.changed().await.is_ok() {}

@@ -168,10 +168,8 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// The next events, if there are any.
-    ///
-    /// # Errors
-    /// [`Compacted`] if some of them are gone; continue with [`Subscription::resync`].
+    /// The next events, if there are any. [`Compacted`] if some of them are gone; continue with
+    /// [`Subscription::resync`].
     pub fn take(&self) -> Result<Option<Batch>, Compacted> {
         let mut state = self.hub.lock();
         let State { mvcc, subscriptions, .. } = &mut *state;

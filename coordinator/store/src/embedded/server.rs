@@ -35,6 +35,7 @@ const STREAMS: u32 = 512;
 /// Why the embedded store cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum EmbeddedError {
     /// The address can be reached from other machines, without TLS, and no one said that it may be.
     #[error(
@@ -42,34 +43,18 @@ pub enum EmbeddedError {
          (--peer-cert, --peer-key and --peer-ca), or a loopback address such as 127.0.0.1, or --allow-remote where the \
          network is trusted"
     )]
-    Remote {
-        /// The address asked for.
-        address: SocketAddr,
-    },
+    Remote { address: SocketAddr },
     /// Another process listens there.
     #[error(
         "the embedded store cannot listen on {address}: another process does; choose another port, or 0 for a free one"
     )]
-    InUse {
-        /// The address asked for.
-        address: SocketAddr,
-    },
+    InUse { address: SocketAddr },
     /// Listening there fails for another reason.
     #[error("the embedded store cannot listen on {address}: {cause}")]
-    Listen {
-        /// The address asked for.
-        address: SocketAddr,
-        /// The system's words.
-        cause: io::Error,
-    },
+    Listen { address: SocketAddr, cause: io::Error },
     /// The server ended by itself.
     #[error("the embedded store at {address} stopped serving: {cause}")]
-    Serve {
-        /// Where it listened.
-        address: SocketAddr,
-        /// Why.
-        cause: tonic::transport::Error,
-    },
+    Serve { address: SocketAddr, cause: tonic::transport::Error },
 }
 
 /// How the embedded store is run.
@@ -109,18 +94,11 @@ pub struct EmbeddedServer {
 
 impl EmbeddedServer {
     /// Opens an empty store on an address; port 0 takes a free one. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// [`EmbeddedError::Remote`] if the address is not a loopback one and `allow_remote` is not set,
-    /// [`EmbeddedError::InUse`], [`EmbeddedError::Listen`].
     pub async fn bind(address: SocketAddr, allow_remote: bool) -> Result<EmbeddedServer, EmbeddedError> {
         EmbeddedServer::bind_with(address, Options { allow_remote, ..Options::default() }).await
     }
 
-    /// Like [`EmbeddedServer::bind`], with everything said.
-    ///
-    /// # Errors
-    /// The same.
+    /// Like [`EmbeddedServer::bind`], with all options.
     pub async fn bind_with(address: SocketAddr, options: Options) -> Result<EmbeddedServer, EmbeddedError> {
         if !options.allow_remote && options.tls.is_none() && !address.ip().to_canonical().is_loopback() {
             return Err(EmbeddedError::Remote { address });
@@ -149,9 +127,6 @@ impl EmbeddedServer {
     }
 
     /// Answers clients until `shutdown` completes; then ends their streams and returns within two seconds or so.
-    ///
-    /// # Errors
-    /// [`EmbeddedError::Serve`].
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), EmbeddedError> {
         let EmbeddedServer { listener, address, hub, cluster, options } = self;
         tracing::info!(
@@ -161,7 +136,7 @@ impl EmbeddedServer {
              production is etcd"
         );
         let (close, closing) = watch::channel(());
-        let closing = Closing::new(closing);
+        let closing = Closing(closing);
         let message = options.limits.request_bytes + MESSAGE_OVERHEAD;
         let admin = AdminService { hub: hub.clone(), cluster, address };
         let kv = KvService { hub: hub.clone(), cluster };

@@ -25,14 +25,6 @@ pub(super) fn status(error: Error) -> Status {
     }
 }
 
-pub(super) fn value_provided() -> Status {
-    Status::invalid_argument("etcdserver: value is provided")
-}
-
-pub(super) fn lease_provided() -> Status {
-    Status::invalid_argument("etcdserver: lease is provided")
-}
-
 pub(super) fn invalid_sort() -> Status {
     Status::invalid_argument("etcdserver: invalid sort option")
 }

@@ -52,10 +52,10 @@ pub(super) fn range(request: PbRangeRequest) -> Result<Range, Status> {
 
 pub(super) fn put(request: PbPutRequest) -> Result<Put, Status> {
     if request.ignore_value && !request.value.is_empty() {
-        return Err(status::value_provided());
+        return Err(Status::invalid_argument("etcdserver: value is provided"));
     }
     if request.ignore_lease && request.lease != 0 {
-        return Err(status::lease_provided());
+        return Err(Status::invalid_argument("etcdserver: lease is provided"));
     }
     let lease = match request.lease {
         _ if request.ignore_lease => PutLease::Keep,

@@ -48,9 +48,6 @@ impl EtcdConfig {
     }
 
     /// The endpoints as URIs.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] names the endpoint that is none, or whose scheme and TLS settings disagree.
     pub fn uris(&self) -> Result<Vec<String>> {
         if self.endpoints.is_empty() {
             return Err(StoreError::Invalid("no etcd endpoint is given: name at least one, as host:port".into()));
@@ -93,9 +90,6 @@ pub struct EtcdTls {
 
 impl EtcdTls {
     /// Reads the files.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] names the file that cannot be read.
     pub(super) fn load(&self) -> Result<TlsOptions> {
         let mut options = TlsOptions::new().ca_certificate(Certificate::from_pem(read(&self.ca)?));
         if let Some((certificate, key)) = &self.client {
@@ -132,18 +126,12 @@ pub struct Secret {
 
 impl Secret {
     /// Reads a file; a line end after the secret is not part of it. Warns if everybody on the host may read it.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] names the file that cannot be read or is empty.
     pub fn from_file(path: &Path) -> Result<Secret> {
         warn_if_everybody_reads("the password", path);
         Ok(Secret { first: password_in(path)?, file: Some(path.to_owned()) })
     }
 
     /// Reads an environment variable.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] names the variable that is not set or empty.
     pub fn from_env(name: &str) -> Result<Secret> {
         match std::env::var(name) {
             Ok(secret) if !secret.is_empty() => Ok(Secret { first: secret, file: None }),

@@ -33,8 +33,8 @@ pub(super) type Link = rotation::Link<Client>;
 
 /// Makes the connections, and calls over them.
 pub(super) struct MemberConnection {
-    config: EtcdConfig,
-    members: Rotation<Client>,
+    pub(super) config: EtcdConfig,
+    pub(super) members: Rotation<Client>,
     /// Held while connecting, so that callers who find no connection make one, not many.
     dialling: tokio::sync::Mutex<()>,
 }
@@ -43,33 +43,15 @@ impl MemberConnection {
     pub(super) fn new(config: EtcdConfig) -> Result<MemberConnection> {
         let members = Rotation::new(config.uris()?, config.seed);
         let connection = MemberConnection { config, members, dialling: Default::default() };
-        for uri in connection.uris() {
+        for uri in connection.members.uris() {
             connection.endpoint(uri)?;
         }
         Ok(connection)
     }
 
-    /// All endpoints, for messages.
-    pub(super) fn endpoints(&self) -> String {
-        self.members.endpoints()
-    }
-
-    pub(super) fn uris(&self) -> &[String] {
-        self.members.uris()
-    }
-
     /// Who we are to etcd.
     pub(super) fn user(&self) -> Option<&str> {
         self.config.user.as_ref().map(|user| user.name.as_str())
-    }
-
-    pub(super) fn call_timeout(&self) -> Duration {
-        self.config.call_timeout
-    }
-
-    /// Takes a broken connection out of use; the next call tries the next member.
-    pub(super) fn retire(&self, link: &Arc<Link>) {
-        self.members.retire(link);
     }
 
     fn endpoint(&self, uri: &str) -> Result<Endpoint> {
@@ -129,7 +111,7 @@ impl MemberConnection {
             };
         }
         if fault.breaks_link() {
-            self.retire(&link);
+            self.members.retire(&link);
         }
         Err(fault)
     }

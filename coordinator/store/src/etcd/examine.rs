@@ -17,8 +17,6 @@ pub struct MemberStatus {
     pub member: u64,
     /// The member that it follows, or itself; `None`: it knows no leader.
     pub leader: Option<u64>,
-    /// Whether it only learns, without a vote.
-    pub learner: bool,
     /// Bytes of its database on disk.
     pub size: u64,
     /// Bytes of it that are in use: what defragmenting would leave.
@@ -36,27 +34,13 @@ pub enum Alarm {
     Corrupt,
 }
 
-/// A member of the cluster, as the cluster lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedMember {
-    /// Its id.
-    pub id: u64,
-    /// Its name; empty before its first start.
-    pub name: String,
-    /// Where it says that clients reach it.
-    pub client_urls: Vec<String>,
-}
-
 impl EtcdStore {
     /// The endpoints, as URIs with scheme and port.
     pub fn endpoints(&self) -> &[String] {
-        self.inner.connection.uris()
+        self.inner.connection.members.uris()
     }
 
-    /// What the member in use says of itself.
-    ///
-    /// # Errors
-    /// As for every call; also where the member knows no leader.
+    /// What the member in use says of itself. An error where the member knows no leader.
     pub async fn status(&self) -> Result<MemberStatus> {
         let connection = &self.inner.connection;
         let status =
@@ -69,17 +53,14 @@ impl EtcdStore {
             cluster,
             member,
             leader: Some(status.leader()).filter(|leader| *leader != 0),
-            learner: status.is_learner(),
             size: bytes(status.db_size()),
             in_use: bytes(status.raft_used_db_size()),
             quota: Some(bytes(status.db_size_quota())).filter(|quota| *quota > 0),
         })
     }
 
-    /// The alarms of all members, by member id.
-    ///
-    /// # Errors
-    /// As for every call. [`StoreError::Denied`](crate::StoreError::Denied) where etcd tells its root user alone.
+    /// The alarms of all members, by member id. [`StoreError::Denied`](crate::StoreError::Denied) where etcd tells its
+    /// root user alone.
     pub async fn alarms(&self) -> Result<Vec<(u64, Alarm)>> {
         let connection = &self.inner.connection;
         let get = async |link: std::sync::Arc<super::connection::Link>| {
@@ -96,19 +77,11 @@ impl EtcdStore {
         Ok(alarms.filter_map(|member| Some((member.member_id(), known(member.alarm())?))).collect())
     }
 
-    /// The cluster's members.
-    ///
-    /// # Errors
-    /// As for every call.
-    pub async fn members(&self) -> Result<Vec<ListedMember>> {
+    /// The addresses at which each member of the cluster says that clients reach it.
+    pub async fn members(&self) -> Result<Vec<Vec<String>>> {
         let connection = &self.inner.connection;
         let list = connection.call(Repeat::Safe, async |link| link.client.cluster_client().member_list().await).await?;
         self.inner.met(list.header())?;
-        let listed = |member: &etcd_client::Member| ListedMember {
-            id: member.id(),
-            name: member.name().to_owned(),
-            client_urls: member.client_urls().to_vec(),
-        };
-        Ok(list.members().iter().map(listed).collect())
+        Ok(list.members().iter().map(|member| member.client_urls().to_vec()).collect())
     }
 }

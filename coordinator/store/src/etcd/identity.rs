@@ -21,10 +21,8 @@ impl Identity {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The revision that no linearizable answer to a request sent from now on may fall below.
-    ///
-    /// # Errors
-    /// [`StoreError::Lost`], if that has been found before.
+    /// The revision that no linearizable answer to a request sent from now on may fall below. [`StoreError::Lost`], if
+    /// the store was found lost before.
     pub(super) fn floor(&self) -> Result<Revision> {
         let seen = self.seen();
         match &seen.lost {
@@ -33,10 +31,7 @@ impl Identity {
         }
     }
 
-    /// Notes which cluster answered.
-    ///
-    /// # Errors
-    /// [`StoreError::Lost`], if it is another one than before.
+    /// Notes which cluster answered. [`StoreError::Lost`], if it is another one than before.
     pub(super) fn met(&self, cluster: u64, at: &str) -> Result<()> {
         let known = *self.seen().cluster.get_or_insert(cluster);
         if known == cluster {

@@ -34,7 +34,7 @@ pub mod tls;
 mod watch;
 
 pub use config::{EtcdConfig, EtcdTls, EtcdUser, Secret};
-pub use examine::{Alarm, ListedMember, MemberStatus};
+pub use examine::{Alarm, MemberStatus};
 pub use releases::{FAULTS, ReleaseFault, faults_of};
 
 use std::sync::Arc;
@@ -79,9 +79,6 @@ pub struct Probe {
 
 impl EtcdStore {
     /// Takes the configuration. No connection is made yet: etcd need not be up.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] for an endpoint that is none, or a file that cannot be read.
     pub fn connect(config: EtcdConfig) -> Result<EtcdStore> {
         let connection = MemberConnection::new(config)?;
         let (identity, keep_alives) = Default::default();
@@ -100,7 +97,7 @@ impl EtcdStore {
         match self.inner.probe().await {
             Ok(probe) => Ok(probe),
             Err(failure) => {
-                let uris = self.inner.connection.uris();
+                let uris = self.inner.connection.members.uris();
                 let told = join_all(uris.iter().map(|uri| probe::explain(uri, failure.clone()))).await;
                 // Of several endpoints' troubles, one that will not pass by itself tells most.
                 Err(told.into_iter().find(|error| !error.is_transient()).unwrap_or(failure))
@@ -112,11 +109,11 @@ impl EtcdStore {
 impl Inner {
     /// Checks which cluster an answer comes from.
     fn met(&self, header: Option<&ResponseHeader>) -> Result<()> {
-        header.map_or(Ok(()), |header| self.identity.met(header.cluster_id(), &self.connection.endpoints()))
+        header.map_or(Ok(()), |header| self.identity.met(header.cluster_id(), &self.connection.members.endpoints()))
     }
 
     fn not_v3(&self, cause: &str) -> StoreError {
-        StoreError::NotV3 { endpoints: self.connection.endpoints(), cause: cause.into() }
+        StoreError::NotV3 { endpoints: self.connection.members.endpoints(), cause: cause.into() }
     }
 
     async fn probe(&self) -> Result<Probe> {
@@ -160,7 +157,7 @@ impl Inner {
             // The answer to a write is exact. A read can be stale once after a pause of the server (etcd before 3.5.28
             // and 3.6.9), so it is asked again before the worst is believed.
             if txn.is_write() || stale_before {
-                return Err(self.identity.went_back(floor, result.revision, &self.connection.endpoints()));
+                return Err(self.identity.went_back(floor, result.revision, &self.connection.members.endpoints()));
             }
             stale_before = true;
         }

@@ -1,56 +1,33 @@
 //! TLS for what is no gRPC: etcd's v2 API, and a look at a member's certificate.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::CertificateDer;
+use rustls::{ClientConfig, ConfigBuilder, WantsVerifier};
 
 use super::config::{EtcdTls, read};
-use crate::{Result, StoreError};
+use crate::{Result, StoreError, tls};
 
 impl EtcdTls {
     /// Reads the files, for a client by rustls.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] names the file that cannot be used.
     pub fn client_config(&self) -> Result<ClientConfig> {
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(&self.ca)? {
-            roots.add(certificate).map_err(|error| invalid(&self.ca, &error))?;
-        }
-        let builder = builder()?.with_root_certificates(roots);
-        let Some((certificate, key_file)) = &self.client else { return Ok(builder.with_no_client_auth()) };
-        let key = PrivateKeyDer::from_pem_slice(&read(key_file)?).map_err(|error| invalid(key_file, &error))?;
-        builder.with_client_auth_cert(certificates(certificate)?, key).map_err(|error| invalid(certificate, &error))
+        let builder = builder()?.with_root_certificates(parsed(&self.ca, tls::roots)?);
+        let Some((certificate, key)) = &self.client else { return Ok(builder.with_no_client_auth()) };
+        let unfit = |error| StoreError::Invalid(format!("{}: {error}", certificate.display()));
+        builder.with_client_auth_cert(certificates(certificate)?, parsed(key, tls::key)?).map_err(unfit)
     }
 }
 
 /// A client's TLS settings, before it is known whom it trusts.
-///
-/// # Errors
-/// [`StoreError::Invalid`] if the provider lacks the protocol versions.
-pub fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| StoreError::Invalid(format!("TLS: {error}")))
+pub fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>> {
+    tls::usual_versions(ClientConfig::builder_with_provider(tls::provider())).map_err(StoreError::Invalid)
 }
 
 /// The certificates in a PEM file: one at least.
-///
-/// # Errors
-/// [`StoreError::Invalid`] names the file that cannot be read, or that holds none.
 pub fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let certificates: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(file)?).collect();
-    match certificates {
-        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        Ok(_) => Err(StoreError::Invalid(format!("{} holds no PEM certificate", file.display()))),
-        Err(error) => Err(invalid(file, &error)),
-    }
+    parsed(file, tls::certificates)
 }
 
-fn invalid(file: &Path, error: &dyn std::fmt::Debug) -> StoreError {
-    StoreError::Invalid(format!("{}: {error:?}", file.display()))
+fn parsed<T>(file: &Path, parse: fn(&str, &[u8]) -> std::result::Result<T, String>) -> Result<T> {
+    parse(&file.display().to_string(), &read(file)?).map_err(StoreError::Invalid)
 }

@@ -129,8 +129,8 @@ impl Watch {
 
     /// Opens the stream and awaits etcd's word that the watch exists.
     async fn open(&self) -> Result<(Arc<Link>, WatchStream), End> {
-        let deadline = Instant::now() + self.store.connection.call_timeout();
-        let at = self.store.connection.endpoints();
+        let deadline = Instant::now() + self.store.connection.config.call_timeout;
+        let at = self.store.connection.members.endpoints();
         let link =
             self.store.connection.link(deadline).await.map_err(|fault| End::from(fault.into_error(false, &at)))?;
         let mut options = WatchOptions::new().with_start_revision(self.next.0);
@@ -148,7 +148,7 @@ impl Watch {
             Ok(Ok(stream)) => Ok((link, stream)),
             Ok(Err(error)) => Err(self.fault(&link, &error)),
             Err(_) => {
-                self.store.connection.retire(&link);
+                self.store.connection.members.retire(&link);
                 Err(End::Failed(format!("{} does not answer", link.uri)))
             }
         }
@@ -158,7 +158,7 @@ impl Watch {
     fn fault(&self, link: &Arc<Link>, error: &Error) -> End {
         let fault = Fault::of(error, &link.uri);
         if fault.breaks_link() {
-            self.store.connection.retire(link);
+            self.store.connection.members.retire(link);
         }
         match fault {
             // The read that comes before the next session brings a new token.
@@ -183,7 +183,7 @@ impl Watch {
                 let refused = StoreError::Denied { endpoints: link.uri.clone(), cause };
                 return End::Broken(refusal::told(refused, connection.user(), &Rights::of_watch(&self.scope)));
             }
-            if let Err(fault) = connection.renew_token(link, Instant::now() + connection.call_timeout()).await {
+            if let Err(fault) = connection.renew_token(link, Instant::now() + connection.config.call_timeout).await {
                 return fault.into_error(false, &link.uri).into();
             }
         }

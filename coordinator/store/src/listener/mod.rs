@@ -119,9 +119,6 @@ impl Share {
 }
 
 /// Listens on an address, with a long queue: a thousand agents may come at once.
-///
-/// # Errors
-/// The system's.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
@@ -135,9 +132,6 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Has the kernel ask a silent peer whether its host is still there, and end the connection if not: about two minutes
 /// after it was last heard.
-///
-/// # Errors
-/// The system's.
 pub fn keep_alive(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_socket_keepalive(&socket, true)?;
     sockopt::set_tcp_keepidle(&socket, Duration::from_secs(60))?;

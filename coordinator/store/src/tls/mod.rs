@@ -6,6 +6,7 @@
 //!
 //! All files are read again while the program runs.
 
+mod chain;
 pub mod https;
 mod mutual;
 #[cfg(test)]
@@ -19,8 +20,9 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ConfigBuilder, ConfigSide, ServerConfig, WantsVerifier, WantsVersions};
+use rustls::{ConfigBuilder, ConfigSide, RootCertStore, ServerConfig, WantsVerifier, WantsVersions};
 
+pub use chain::ChainVerifier;
 pub use mutual::{Connector, MutualTls, TlsFiles};
 pub use trouble::{explain, refusal_in, trouble_in};
 
@@ -41,23 +43,32 @@ pub fn warn_if_everybody_reads(what: &str, path: &Path) {
 }
 
 /// The certificates of a PEM text: one at least.
-fn certificates(file: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+pub(crate) fn certificates(file: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let chain = chain.map_err(|error| format!("{file}: {error}"))?;
     if chain.is_empty() { Err(format!("{file} holds no PEM certificate")) } else { Ok(chain) }
 }
 
-fn key(file: &str, pem: &str) -> Result<PrivateKeyDer<'static>, String> {
-    PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| format!("{file}: {error}"))
+pub(crate) fn key(file: &str, pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_slice(pem).map_err(|error| format!("{file}: {error}"))
+}
+
+/// The authorities of a PEM text.
+pub(crate) fn roots(file: &str, pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for root in certificates(file, pem)? {
+        roots.add(root).map_err(|error| format!("{file}: {error}"))?;
+    }
+    Ok(roots)
 }
 
 /// The one provider of this program.
-fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
 /// The versions that rustls takes for safe.
-fn usual_versions<S: ConfigSide>(
+pub(crate) fn usual_versions<S: ConfigSide>(
     builder: ConfigBuilder<S, WantsVersions>,
 ) -> Result<ConfigBuilder<S, WantsVerifier>, String> {
     builder.with_safe_default_protocol_versions().map_err(|error| format!("TLS: {error}"))

@@ -15,13 +15,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use hyper_util::rt::TokioIo;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
@@ -29,7 +27,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{certificates, explain, key, provider, warn_if_everybody_reads};
+use super::{ChainVerifier, certificates, explain, key, provider, roots, warn_if_everybody_reads};
 use crate::followed::Followed;
 use elastic_rendezvous::time::date;
 
@@ -67,9 +65,6 @@ impl fmt::Debug for MutualTls {
 
 impl MutualTls {
     /// By these files, and by what they hold later. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// The file that cannot be used, and why.
     pub fn follow(files: TlsFiles) -> Result<MutualTls, String> {
         let TlsFiles { certificate, key, authority } = files;
         warn_if_everybody_reads("the key", &key);
@@ -143,13 +138,9 @@ impl Ends {
         pem: &str,
         authority: &str,
     ) -> Result<Ends, String> {
-        let chain = certificates(certificate_file, certificate)?;
+        let chain = certificates(certificate_file, certificate.as_bytes())?;
         let until = end_of(certificate_file, &chain)?;
-        let mut roots = RootCertStore::empty();
-        for root in certificates(authority_file, authority)? {
-            roots.add(root).map_err(|error| format!("{authority_file}: {error}"))?;
-        }
-        let (roots, provider) = (Arc::new(roots), provider());
+        let (roots, provider) = (Arc::new(roots(authority_file, authority.as_bytes())?), provider());
         let tls = |error: &dyn fmt::Display| format!("TLS: {error}");
         let unfit = |error: Error| format!("{certificate_file} and {key_file} do not fit: {error}");
 
@@ -158,18 +149,18 @@ impl Ends {
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| tls(&error))?
             .with_client_cert_verifier(clients.build().map_err(|error| format!("{authority_file}: {error}"))?)
-            .with_single_cert(chain.clone(), key(key_file, pem)?)
+            .with_single_cert(chain.clone(), key(key_file, pem.as_bytes())?)
             .map_err(unfit)?;
         server.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
 
-        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| tls(&error))?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anyone { roots, provider }))
-            .with_client_auth_cert(chain, key(key_file, pem)?)
+            .with_custom_certificate_verifier(anyone_of(roots))
+            .with_client_auth_cert(chain, key(key_file, pem.as_bytes())?)
             .map_err(unfit)?;
         client.alpn_protocols = vec![ALPN[0].to_vec()];
         client.resumption = Resumption::disabled();
@@ -191,47 +182,12 @@ fn end_of(file: &str, chain: &[CertificateDer<'_>]) -> Result<u64, String> {
     ))
 }
 
-/// Takes every client that shows a certificate of the authority, whatever its name.
-#[derive(Debug)]
-pub(super) struct Anyone {
-    pub(super) roots: Arc<RootCertStore>,
-    pub(super) provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for Anyone {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        let shown = ParsedCertificate::try_from(end_entity)?;
-        let algorithms = self.provider.signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&shown, &self.roots, intermediates, now, algorithms)?;
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
+/// Takes every server that shows a certificate of one of these authorities.
+pub(super) fn anyone_of(roots: Arc<RootCertStore>) -> Arc<ChainVerifier> {
+    let algorithms = provider().signature_verification_algorithms;
+    let judge = move |own: &CertificateDer<'_>, others: &[CertificateDer<'_>], now| {
+        let shown = ParsedCertificate::try_from(own)?;
+        verify_server_cert_signed_by_trust_anchor(&shown, &roots, others, now, algorithms.all)
+    };
+    Arc::new(ChainVerifier { judge: Box::new(judge), algorithms })
 }

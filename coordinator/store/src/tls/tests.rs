@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
-use super::mutual::Anyone;
+use super::mutual::anyone_of;
 use super::*;
 use crate::listener::{Port, Share};
 
@@ -110,14 +110,12 @@ async fn a_certificate_that_has_ended_is_refused_by_its_owner_and_by_others() {
     assert!(own.contains("has ended at") && own.contains("elasticctl certs node"), "{own}");
 
     // A program that shows it all the same.
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(certificates("ca", &ours.issuer.pem()).unwrap().remove(0)).unwrap();
-    let verifier = Anyone { roots: Arc::new(roots), provider: provider() };
+    let roots = roots("ca", ours.issuer.pem().as_bytes()).unwrap();
     let client = usual_versions(rustls::ClientConfig::builder_with_provider(provider()))
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_client_auth_cert(certificates("c", &certificate).unwrap(), key("k", &pem).unwrap())
+        .with_custom_certificate_verifier(anyone_of(Arc::new(roots)))
+        .with_client_auth_cert(certificates("c", certificate.as_bytes()).unwrap(), key("k", pem.as_bytes()).unwrap())
         .unwrap();
     let stream = TcpStream::connect(port).await.unwrap();
     let exchange = async {

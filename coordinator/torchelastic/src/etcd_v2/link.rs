@@ -1,7 +1,6 @@
 //! HTTP to one member at a time.
 //!
-//! A member that does not answer in time is left for the next one, with every long poll that hangs on it: on a frozen
-//! server they would never end by themselves.
+//! A member that does not answer in time is left for the next one, with all long polls on it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
-//! A client of etcd's v2 API: HTTP/1.1, JSON, keys with a time to live, long polls. Only TorchElastic's protocol needs
-//! it. It does not implement [`Store`](elastic_store::Store), because v2 has no transactions over several keys, and
-//! keeps only 1,000 events of history.
+//! A client of etcd's v2 API, which only TorchElastic's protocol needs. It is no [`Store`](elastic_store::Store): v2
+//! has no transactions over several keys, and keeps only 1,000 events of history.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -154,8 +153,7 @@ pub enum News {
     Nothing,
 }
 
-/// Longest that one long poll lasts; etcd itself ends them after five minutes with an empty answer. What this bounds is
-/// how long a dead connection goes unnoticed by a client that asks for nothing else.
+/// Longest that one long poll lasts: how long a dead connection goes unnoticed. etcd ends a poll after five minutes.
 const POLL: Duration = Duration::from_secs(60);
 
 /// A client of one cluster. Cheap to clone; clones share connections.
@@ -173,9 +171,6 @@ struct Inner {
 
 impl EtcdV2 {
     /// A client. Nothing is sent yet.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`]: an endpoint that is none, or a certificate that cannot be read.
     pub fn connect(config: EtcdConfig) -> Result<EtcdV2> {
         let links = Links::new(config)?;
         Ok(EtcdV2 { inner: Arc::new(Inner { links, cluster: OnceLock::new(), newest: AtomicU64::new(0) }) })
@@ -186,10 +181,8 @@ impl EtcdV2 {
         self.inner.links.endpoints()
     }
 
-    /// Checks that an etcd with the v2 API answers and accepts our credentials.
-    ///
-    /// # Errors
-    /// Says what is found instead: [`StoreError::NotV2`] with the flag to use, or why nothing answers.
+    /// Checks that an etcd with the v2 API answers and accepts our credentials. [`StoreError::NotV2`] names the flag to
+    /// use.
     pub async fn probe(&self) -> Result<Probe> {
         let version = self.version().await?;
         let endpoints = self.endpoints();
@@ -202,9 +195,6 @@ impl EtcdV2 {
     }
 
     /// The server's version.
-    ///
-    /// # Errors
-    /// [`StoreError::NotV2`] where what answers is no etcd.
     pub async fn version(&self) -> Result<String> {
         let reply = self.inner.links.call(Repeat::Safe, &wire::get("/version", "")).await?;
         let version = reply.json().ok().and_then(|json| Some(json.get("etcdserver")?.as_str()?.to_owned()));

@@ -4,8 +4,8 @@ use super::{Call, Ending, Mode, NOTICE, Output, Participant, Swap, VersionRank, 
 use crate::etcd_v2::{Only, Request};
 use crate::exchange;
 use crate::state::{JobEnd, RendezvousState, RendezvousStatus};
-use elastic_rendezvous::End;
 use elastic_rendezvous::time::Time;
+use elastic_rendezvous::{Command, End};
 
 impl Participant {
     /// Begins to end like this. The first end counts.
@@ -33,13 +33,13 @@ impl Participant {
     /// A planned leave.
     pub(super) fn drain(&mut self, now: Time) {
         if !matches!(self.mode, Mode::Ending(_)) {
-            self.put(Output::Leaving(self.setup.spec.timings.drain_grace));
+            self.put(Command::Leaving(self.setup.spec.timings.drain_grace));
             return self.end(now, End::Drained, None);
         }
         // Asked again.
         match self.workers {
             Workers::None => self.over(),
-            _ => self.put(Output::Kill),
+            _ => self.put(Command::Kill),
         }
     }
 

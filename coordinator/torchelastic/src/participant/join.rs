@@ -13,8 +13,7 @@ use crate::view::Files;
 use elastic_rendezvous::End;
 use elastic_rendezvous::time::Time;
 
-/// How often the node that waits for the last call says that it lives: its state's time to live is more than twice
-/// that.
+/// How often the node that waits for the last call refreshes its state: within half of the state's time to live.
 const HOLD: Duration = Duration::from_secs(4);
 /// As long as torchrun's sign of life lasts when no one refreshes it.
 const TORCHRUN_TTL: Duration = Duration::from_secs(10);

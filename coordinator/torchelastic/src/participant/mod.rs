@@ -29,9 +29,9 @@ use super::state::{JobEnd, RendezvousState};
 use super::view::VersionView;
 use crate::etcd_v2::{Answer, News, Request};
 use elastic_node::Membership;
-use elastic_rendezvous::job::{Advance, Endpoint, Failure, NodeRecord, RankRecord, RoundRecord, RoundState, Spec};
+use elastic_rendezvous::job::{Endpoint, Failure, NodeRecord, RankRecord, RoundRecord, RoundState, Spec};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{End, Outcome, Start};
+use elastic_rendezvous::{Command, End, GroupReport, Start};
 use elastic_store::StoreError;
 
 /// Time to live of a state that is being made, of one that can be joined once the minimum is there, and of a frozen one.
@@ -42,13 +42,12 @@ const FROZEN_TTL: u64 = 10;
 const RUN_TTL: u64 = 7200;
 const RUN_UPKEEP: Duration = Duration::from_secs(1800);
 
-/// torchrun looks ten times a second whether anybody waits. A world that it is in is not taken away before it has had
-/// this long to see so: it would continue in it.
+/// torchrun looks ten times a second whether anybody waits. A version that it is in is not deleted before that time, or
+/// it would continue in it.
 const NOTICE: Duration = Duration::from_secs(1);
 /// How long a sign of life may be missing while etcd was just away: a node that lives puts it back.
 const PUT_BACK: Duration = Duration::from_secs(2);
-/// How long the door stays open at least, for nodes that only now hear of the new version; and where torchrun's are
-/// near, which look again after a second.
+/// How long at least a version can be joined; and where torchrun's nodes are near, which look again after a second.
 const LAST_CALL: Duration = Duration::from_millis(300);
 const TORCHRUNS_LAST_CALL: Duration = Duration::from_secs(3);
 /// How long torchrun's nodes count as near after they were seen last.
@@ -98,20 +97,8 @@ pub enum Input {
     Refreshed(Upkeep, Time, Result<Answer, StoreError>),
     /// What came out of [`Output::Watch`].
     News(Result<News, StoreError>),
-    /// Local workers of the version ended by themselves.
-    Ended {
-        /// The version.
-        round: u64,
-        /// How.
-        outcome: Outcome,
-    },
-    /// No local worker is left.
-    Stopped {
-        /// A fresh address held for rank 0's bootstrap of the next version.
-        master: Option<Endpoint>,
-    },
-    /// The node is asked to leave; asked again, at once.
-    Drain,
+    /// The agent's report about the local workers.
+    Agent(GroupReport),
 }
 
 /// What a node wants done.
@@ -123,22 +110,16 @@ pub enum Output {
     Refresh(Upkeep, Request),
     /// Wait for a change of anything in this directory from this index on; answer once, with [`Input::News`].
     Watch(String, u64),
-    /// Start the workers of this place; report [`Input::Ended`].
-    Start(Box<Start>),
-    /// Stop all local workers, politely first; report [`Input::Stopped`].
-    Stop(Duration),
-    /// Kill all local workers at once; report [`Input::Stopped`].
-    Kill,
-    /// Workers must not outlive this time, whatever happens to the agent. `None`: there are none.
-    Fence(Option<Time>),
-    /// The node is leaving, for workers that want to know.
-    Leaving(Duration),
-    /// Another version will be made, for workers that want to know: its likely number and the reason.
-    Forming(u64, String),
-    /// A line for the log.
-    Say(String),
+    /// Pass this on to the agent.
+    Agent(Command),
     /// The agent's part is over; its workers are gone.
     End(End),
+}
+
+impl From<Command> for Output {
+    fn from(command: Command) -> Output {
+        Output::Agent(command)
+    }
 }
 
 /// Local workers.
@@ -373,8 +354,8 @@ impl Participant {
         self.mode == Mode::Over
     }
 
-    fn put(&mut self, output: Output) {
-        self.outputs.push(output);
+    fn put(&mut self, output: impl Into<Output>) {
+        self.outputs.push(output.into());
     }
 
     /// Says a line, unless it was the last one said.
@@ -382,7 +363,7 @@ impl Participant {
         let line = line.into();
         if self.said.as_ref() != Some(&line) {
             self.said = Some(line.clone());
-            self.put(Output::Say(line));
+            self.put(Command::Say(line));
         }
     }
 
@@ -414,22 +395,12 @@ impl Participant {
     fn start(&mut self, place: &VersionRank, seat: super::exchange::Ranks, size: u32) {
         let reason = format!("version {} is final, with {size} nodes", place.version);
         let round = RoundRecord {
-            number: number(&place.version),
-            generation: 1,
             state: RoundState::Running,
-            sealed: None,
             group_world_size: size,
             world_size: seat.world_size,
             master: Some(seat.master),
-            members_only: false,
             restarts: self.restarts,
-            advance: Advance::default(),
-            faults: Vec::new(),
-            checkpoint: None,
-            leaving: Vec::new(),
-            paused: false,
-            reason,
-            cause: None,
+            ..RoundRecord::forming(number(&place.version), 1, &reason)
         };
         let record = &self.setup.record;
         let rank = RankRecord {
@@ -448,14 +419,14 @@ impl Participant {
         self.idle_since = None;
         self.workers = Workers::Alive;
         let spec = self.setup.spec.clone();
-        self.put(Output::Start(Box::new(Start { round, rank, spec, secret: None })));
+        self.put(Command::Start(Box::new(Start { round, rank, spec, secret: None })));
     }
 
     /// Tells the workers to stop, if there may be any.
     fn stop(&mut self, grace: Duration) {
         if self.workers == Workers::Alive {
             self.workers = Workers::Stopping;
-            self.put(Output::Stop(grace));
+            self.put(Command::Stop(grace));
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::etcd_v2::{Only, Refusal, Request};
 use crate::state::{JobEnd, RendezvousState, RendezvousStatus};
 use elastic_rendezvous::job::{FailureClass, OnStoreLoss, RestartPolicy};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{End, Outcome};
+use elastic_rendezvous::{Command, End, GroupReport, Outcome};
 use elastic_store::StoreError;
 
 /// Pause after etcd did not answer, and twice as much at most.
@@ -40,13 +40,21 @@ impl Participant {
                     Err(error) => self.lost(now, &error),
                 }
             }
-            Input::Ended { round, outcome } => self.ended(now, round, outcome),
-            Input::Stopped { master } => {
+            Input::Agent(report) => self.reported(now, report),
+        }
+    }
+
+    fn reported(&mut self, now: Time, report: GroupReport) {
+        match report {
+            // No one is asked to quiesce here: every change restarts the workers, as torchrun's nodes do.
+            GroupReport::Started(_) | GroupReport::Quiesced { .. } | GroupReport::Concluded => {}
+            GroupReport::Ended { round, outcome } => self.ended(now, round, outcome),
+            GroupReport::Stopped { master } => {
                 self.workers = Workers::None;
                 self.master = master.or(self.master.take());
-                self.put(Output::Fence(None));
+                self.put(Command::Fence(None));
             }
-            Input::Drain => self.drain(now),
+            GroupReport::Drain => self.drain(now),
         }
     }
 
@@ -148,7 +156,7 @@ impl Participant {
         let from = if self.setup.spec.on_store_loss == OnStoreLoss::Fence { kept } else { now };
         let stopping = if self.workers == Workers::Stopping { timings.stop_grace } else { Duration::ZERO };
         let until = (from + Duration::from_secs(self.ttl()) + stopping).minus(timings.margin);
-        self.put(Output::Fence(Some(until)));
+        self.put(Command::Fence(Some(until)));
     }
 
     fn refreshed(&mut self, now: Time, upkeep: Upkeep, sent: Time, result: Result<crate::etcd_v2::Answer, StoreError>) {
@@ -244,7 +252,7 @@ impl Participant {
         };
         if let Some(place) = place {
             let next = super::number(&place.version) + 1;
-            self.put(Output::Forming(next, reason.to_owned()));
+            self.put(Command::Forming(next, reason.to_owned()));
             if let Some(round) = &mut self.round {
                 round.state = elastic_rendezvous::job::RoundState::Forming;
                 round.reason = reason.to_owned();

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::*;
 use crate::etcd_v2::{Entry, Only, Refusal};
 use crate::{DEFAULT_PREFIX, RendezvousStatus};
-use elastic_rendezvous::job::{FailureClass, Timings, samples};
+use elastic_rendezvous::Outcome;
+use elastic_rendezvous::job::{Endpoint, FailureClass, Timings, samples};
 
 const RENDEZVOUS: &str = "/torchelastic/p2p/run_J/rdzv";
 
@@ -183,11 +184,11 @@ impl Desk {
         self.wanted
             .iter()
             .rev()
-            .find_map(|output| if let Output::Start(start) = output { Some(&**start) } else { None })
+            .find_map(|output| if let Output::Agent(Command::Start(start)) = output { Some(&**start) } else { None })
     }
 
     fn stops(&self) -> usize {
-        self.wanted.iter().filter(|output| matches!(output, Output::Stop(_))).count()
+        self.wanted.iter().filter(|output| matches!(output, Output::Agent(Command::Stop(_)))).count()
     }
 
     fn end(&self) -> Option<&End> {
@@ -195,11 +196,11 @@ impl Desk {
     }
 
     fn ended(&mut self, outcome: Outcome) {
-        self.tell(Input::Ended { round: 1, outcome });
+        self.tell(Input::Agent(GroupReport::Ended { round: 1, outcome }));
     }
 
     fn stopped(&mut self) {
-        self.tell(Input::Stopped { master: Some(Endpoint { host: "h".into(), port: 3 }) });
+        self.tell(Input::Agent(GroupReport::Stopped { master: Some(Endpoint { host: "h".into(), port: 3 }) }));
     }
 }
 
@@ -421,7 +422,7 @@ fn a_member_that_dies_while_ranks_are_told_keeps_nobody_waiting() {
 #[test]
 fn a_leave_makes_room_and_ends_in_time_without_etcd() {
     let mut desk = mixed();
-    desk.tell(Input::Drain);
+    desk.tell(Input::Agent(GroupReport::Drain));
     assert_eq!((desk.state().waits(), desk.stops()), (1, 1));
     desk.stopped();
     assert!(desk.end().is_none() && desk.has("v_1/rank_0"), "torchrun's node gets its second");
@@ -430,7 +431,7 @@ fn a_leave_makes_room_and_ends_in_time_without_etcd() {
     assert!(!desk.has("v_1/rank_0"));
     let mut desk = mixed();
     desk.silent = true;
-    desk.tell(Input::Drain);
+    desk.tell(Input::Agent(GroupReport::Drain));
     desk.stopped();
     desk.pass(Duration::from_millis(2_100));
     assert_eq!(desk.end(), Some(&End::Drained));
@@ -441,7 +442,7 @@ fn a_leave_before_the_group_is_whole_leaves_no_ghost() {
     let mut desk = desk((2, 2));
     desk.tell(Input::Tick);
     assert_eq!(desk.state().size(), 1);
-    desk.tell(Input::Drain);
+    desk.tell(Input::Agent(GroupReport::Drain));
     assert_eq!((desk.has("active_version"), desk.end()), (false, Some(&End::Drained)));
 }
 

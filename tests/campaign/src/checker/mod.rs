@@ -1,9 +1,8 @@
 //! Judges a history by the promises. Nothing here does any IO: it reads what the observer saw.
 
-use std::collections::{BTreeMap, BTreeSet};
+use elastic_tests::prelude::*;
 
 use elastic_rendezvous::job::{NodeRecord, Phase, RankRecord, RoundRecord, RoundState};
-use serde_json::Value;
 
 use super::fault::Fault;
 use super::history::{Change, Events, Line};
@@ -11,20 +10,17 @@ use super::scene::Ended;
 
 /// A promise that was broken, and by what.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Broken(pub String);
+pub(crate) struct Broken(pub String);
 
 fn broken(text: impl Into<String>) -> Broken {
     Broken(text.into())
 }
 
 /// What the training has to show: the result of each step, as bits, of a run that nothing disturbed.
-pub type Results = BTreeMap<u64, String>;
+pub(crate) type Results = BTreeMap<u64, String>;
 
 /// The results in a trace: of each step its loss, or the digest of all parameters after it.
-///
-/// # Errors
-/// A step has two.
-pub fn results(lines: &[Line]) -> Result<Results, Broken> {
+pub(crate) fn results(lines: &[Line]) -> Result<Results, Broken> {
     let mut results = Results::new();
     for Line { event, .. } in lines.iter().filter(|line| line.is_step()) {
         let result = event.get("state").unwrap_or(&event["loss"]).to_string();
@@ -41,7 +37,7 @@ fn number(event: &Value, name: &str) -> u64 {
 }
 
 /// All that is wrong with a history.
-pub fn judge(fault: &Fault, events: &Events, lines: &[Line], ended: &Ended, reference: &Results) -> Vec<Broken> {
+pub(crate) fn judge(fault: &Fault, events: &Events, lines: &[Line], ended: &Ended, reference: &Results) -> Vec<Broken> {
     let mut wrong: Vec<Broken> = ended.trouble.iter().map(broken).collect();
     wrong.extend(history(events));
     wrong.extend(outcome(fault, events, ended));
@@ -54,7 +50,7 @@ pub fn judge(fault: &Fault, events: &Events, lines: &[Line], ended: &Ended, refe
 }
 
 /// What is wrong with the job's keys, where no one else wrote them and all was seen.
-pub fn history(events: &Events) -> Vec<Broken> {
+pub(crate) fn history(events: &Events) -> Vec<Broken> {
     if !events.ours.is_empty() || events.gaps {
         return Vec::new();
     }
@@ -63,7 +59,7 @@ pub fn history(events: &Events) -> Vec<Broken> {
 
 /// What is wrong with a training that was ended somewhere. Its first steps are those of the undisturbed run, which is
 /// shorter.
-pub fn endless(lines: &[Line], reference: &Results) -> Vec<Broken> {
+pub(crate) fn endless(lines: &[Line], reference: &Results) -> Vec<Broken> {
     let mut expected = results(lines).unwrap_or_default();
     expected.extend(reference.iter().map(|(step, result)| (*step, result.clone())));
     let done = steps(lines);
@@ -180,7 +176,6 @@ fn agrees(round: &RoundRecord, ranks: &BTreeMap<(String, String), BTreeMap<Strin
     (!whole).then(|| broken(format!("round {} says {} workers: {places:?}", round.number, round.world_size)))
 }
 
-/// The committed step only grows.
 fn commits(changes: &[Change]) -> Option<Broken> {
     let mut newest = 0;
     for change in changes.iter().filter(|change| change.key == "checkpoint") {

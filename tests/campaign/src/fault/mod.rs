@@ -12,59 +12,43 @@ use super::nodes::Process;
 use super::secrets::Holder;
 use super::setting::Setting;
 
-pub use self::all::all;
+pub(crate) use self::all::all;
 
 /// The nodes that a fault is injected into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Who {
-    /// The one that leads.
+pub(crate) enum Who {
     Leader,
-    /// One that does not.
     Follower,
-    /// Both.
     LeaderAndFollower,
-    /// All.
     All,
 }
 
-/// The other end of a way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// The members of etcd.
+pub(crate) enum Side {
     Store,
-    /// The other nodes.
     Peers,
-    /// Everyone.
     World,
 }
 
-/// Which packets of a way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
+pub(crate) enum Direction {
     /// Those that the node sends, and those that it gets.
     Both,
     /// Those that it sends.
     Sent,
-    /// Those that it gets.
     Received,
 }
 
-/// Which members of etcd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which {
-    /// The leading one.
+pub(crate) enum Which {
     Leader,
-    /// One that follows.
     Follower,
-    /// Two of three.
     Majority,
-    /// All.
     All,
 }
 
-/// A disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     /// A node's own, with logs and runtime files.
     Own(Who),
     /// That with the checkpoints, which all nodes share.
@@ -73,10 +57,8 @@ pub enum Place {
 
 /// Something that is done. What lasts is undone when the fault ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Action {
-    /// SIGKILL.
+pub(crate) enum Action {
     Kill(Process, Who),
-    /// SIGSTOP, and SIGCONT in the end.
     Freeze(Process, Who),
     /// It gets a processor for 5 ms in every 100.
     Starve(Process, Who),
@@ -94,19 +76,14 @@ pub enum Action {
     Exhaust(Process, Who, Resource),
     /// The kernel's out-of-memory killer ends a process, when it asks for more.
     OutOfMemory(Process, Who),
-    /// A way is cut.
     Cut(Who, Side, Direction, Cut),
     /// A way is cut and restored five times a second.
     Flap(Who, Side),
-    /// The cable is out.
     Unplug(Who),
-    /// A disk is full.
     Fill(Place),
     /// Nothing new can be made on a disk.
     ReadOnly(Place),
-    /// A disk does not answer.
     Stall(Place),
-    /// The name server answers like this.
     Names(Answers),
     /// The wall clock is set ahead by these seconds.
     Clock(Who, i64),
@@ -114,7 +91,6 @@ pub enum Action {
     Strobe(Who),
     /// SIGKILL for members of etcd, which are started again in the end.
     KillStore(Which),
-    /// SIGSTOP for members of etcd.
     FreezeStore(Which),
     /// A member is cut off from the other members.
     CutMember(Which),
@@ -122,15 +98,11 @@ pub enum Action {
     ReplaceMember(Which),
     /// Members are restarted one after the other as the next release.
     Upgrade,
-    /// History is forgotten.
     Compact,
     /// etcd takes no writes: its quota is used up.
     NoSpace,
-    /// Another member of etcd leads.
     MoveLeader,
-    /// Each member tidies its file.
     Defragment,
-    /// All leases are revoked.
     RevokeLeases,
     /// The keys of the job that begin like this are deleted.
     Delete(&'static str),
@@ -150,31 +122,27 @@ pub enum Action {
     Expire(Holder),
     /// etcd's user of the job may do nothing.
     TakeRights,
-    /// etcd knows no token any more.
     ForgetTokens,
-    /// The next action is done later.
     Wait(Duration),
 }
 
-/// A fault.
 #[derive(Debug, Clone)]
-pub struct Fault {
+pub(crate) struct Fault {
     /// What it is, in a few words; also what `--fault` names.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// What is done, one after the other.
-    pub actions: Vec<Action>,
-    /// How long it lasts.
-    pub lasts: Duration,
+    pub(crate) actions: Vec<Action>,
+    pub(crate) lasts: Duration,
     /// Restarts that it may cost the job.
-    pub charges: u32,
+    pub(crate) charges: u32,
     /// Exit codes that the agents may end with, all with the same.
-    pub ends: &'static [i32],
+    pub(crate) ends: &'static [i32],
     /// Whether it takes away what the job has committed, so that it may begin again.
-    pub forgets: bool,
+    pub(crate) forgets: bool,
 }
 
 /// The longest that a node may be silent before it is given up.
-pub const LEASE: Duration = Duration::from_secs(4);
+pub(crate) const LEASE: Duration = Duration::from_secs(4);
 
 /// Well below a lease.
 const SHORT: Duration = Duration::from_millis(1500);
@@ -184,18 +152,19 @@ const LONG: Duration = Duration::from_secs(7);
 
 const AT_ONCE: Duration = Duration::ZERO;
 
-impl Fault {
-    fn new(name: &'static str, lasts: Duration, actions: &[Action]) -> Fault {
-        Fault { name, actions: actions.to_vec(), lasts, charges: 0, ends: &[0], forgets: false }
-    }
+/// A fault that costs nothing, after which the job succeeds.
+fn fault(name: &'static str, lasts: Duration, actions: &[Action]) -> Fault {
+    Fault { name, actions: actions.to_vec(), lasts, charges: 0, ends: &[0], forgets: false }
+}
 
+impl Fault {
     /// It may cost so many restarts. A cut between workers may cost one where it is longer than `--peer-timeout`.
     fn charges(self, charges: u32) -> Fault {
         Fault { charges, ..self }
     }
 
     /// Whether a coordinator has to lead the job.
-    pub fn is_a_coordinators(&self) -> bool {
+    pub(crate) fn is_a_coordinators(&self) -> bool {
         let of_it = |action: &Action| {
             matches!(action, Action::KillCoordinator | Action::FreezeCoordinator | Action::CutCoordinator(_))
         };
@@ -203,7 +172,7 @@ impl Fault {
     }
 
     /// Whether it can be injected into a job of this setting.
-    pub fn applies_to(&self, setting: Setting) -> bool {
+    pub(crate) fn applies_to(&self, setting: Setting) -> bool {
         self.actions.iter().all(|action| match action {
             Action::Expire(_) | Action::TakeRights | Action::ForgetTokens => setting == Setting::Secured,
             Action::Upgrade => setting != Setting::Etcd35,

@@ -2,16 +2,7 @@
 //! group of four: what stops and does not die, leaves, comes, and an etcd that is away. `make chaos` runs all of it,
 //! `make test` some.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
-
-use elastic_tests::agents::{Agent, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::processes::output;
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use elastic_tests::prelude::*;
 
 use super::fake_nccl;
 use super::promises::{all_agree, each_sample_once_an_epoch, no_step_is_lost, result};
@@ -127,7 +118,6 @@ async fn outlives_every_death(words: &[&str]) {
 
 struct Scene {
     job: Job,
-    etcd: EtcdServer,
     agents: BTreeMap<&'static str, Agent>,
     trace: Trace,
     orders: u64,
@@ -138,12 +128,11 @@ struct Scene {
 impl Scene {
     /// words: the script's arguments.
     async fn start(torch: &Torch, words: &[&str]) -> Scene {
-        let etcd = EtcdServer::start(EtcdOptions::default()).await;
-        let job = Job::on(&etcd, "1:4").flag("--max-restarts=1000").flag("--exclude-after=0").flag("--warm-up=120");
+        let job = Job::on_etcd("1:4").await.flag("--max-restarts=1000").flag("--exclude-after=0").flag("--warm-up=120");
         let job = job.conf("takeover_delay", "60s").script(torch, SCRIPT, words);
         let agents = BTreeMap::from([("a", job.start("a"))]);
         let trace = Trace::of(&job);
-        Scene { job, etcd, agents, trace, orders: 0, seen: Vec::new() }
+        Scene { job, agents, trace, orders: 0, seen: Vec::new() }
     }
 
     /// The newest round, once `size` nodes have done two steps in it: their workers, by node.
@@ -276,16 +265,21 @@ impl Scene {
         self.seen.push((what.to_owned(), took));
     }
 
+    /// All four work again, and these nodes' workers are those from before.
+    async fn keep_their_workers(&self, nodes: [&str; 3], before: &BTreeMap<String, u64>) {
+        let after = self.work(4).await;
+        for node in nodes {
+            assert_eq!(after[node], before[node], "the worker of {node}");
+        }
+    }
+
     /// A worker that does not answer, of an agent that does.
     async fn a_worker_stops(&mut self) {
         let before = self.work(4).await;
         self.order("forward", &["b"], &[], "STOP");
         let (at, round) = self.struck(&["b"]).await;
         self.survivors_continue("a worker stops", &BTreeSet::from(["a", "c", "d"]), at, round).await;
-        let after = self.work(4).await;
-        for node in ["a", "c", "d"] {
-            assert_eq!(after[node], before[node], "the worker of {node}");
-        }
+        self.keep_their_workers(["a", "c", "d"], &before).await;
     }
 
     /// A node that does not answer, as a frozen host.
@@ -295,23 +289,18 @@ impl Scene {
         let (at, round) = self.struck(&["c"]).await;
         self.survivors_continue("a node stops", &BTreeSet::from(["a", "b", "d"]), at, round).await;
         self.agents["c"].signal(Signal::CONT);
-        let _ = kill_process(Pid::from_raw(before["c"] as i32).unwrap(), Signal::CONT);
-        let after = self.work(4).await;
-        for node in ["a", "b", "d"] {
-            assert_eq!(after[node], before[node], "the worker of {node}");
-        }
+        send(before["c"] as u32, Signal::CONT);
+        self.keep_their_workers(["a", "b", "d"], &before).await;
     }
 
     async fn a_node_leaves(&mut self) {
         let before = self.work(4).await;
-        let drained = output("elasticctl", &["--etcd", &self.etcd.address(), "drain", "job", "d"], LIMIT).await;
-        assert!(drained.status.success(), "{drained:?}");
+        self.job.ctl_ok(&["drain", "job", "d"]).await;
         assert_eq!(self.agents.get_mut("d").unwrap().exit(LIMIT).await, 3);
         let after = self.work(3).await;
         assert!(after.iter().all(|(node, pid)| before[node] == *pid));
         self.nothing_was_repeated();
-        let back = output("elasticctl", &["--etcd", &self.etcd.address(), "undrain", "job", "d"], LIMIT).await;
-        assert!(back.status.success(), "{back:?}");
+        self.job.ctl_ok(&["undrain", "job", "d"]).await;
         self.agents.insert("d", self.job.start("d"));
         self.work(4).await;
         self.nothing_was_repeated();
@@ -321,26 +310,23 @@ impl Scene {
     async fn etcd_is_away(&mut self) {
         const AWAY: Duration = Duration::from_secs(30);
         let before = self.work(4).await;
-        self.etcd.kill();
+        self.job.etcd_mut().kill();
         self.trains_for(AWAY).await;
-        self.etcd.restart().await;
+        self.job.etcd_mut().restart().await;
         self.trains_for(AWAY / 3).await;
         assert_eq!(self.work(4).await, before);
 
-        self.etcd.kill();
+        self.job.etcd_mut().kill();
         self.order("last sum", &["b"], &[], "KILL");
         let (at, round) = self.struck(&["b"]).await;
         let begun = Instant::now();
         eventually("etcd is away for a while", 2 * AWAY, async || (begun.elapsed() >= AWAY).then_some(())).await;
-        self.etcd.restart().await;
+        self.job.etcd_mut().restart().await;
         let away = begun.elapsed();
         let survivors = BTreeSet::from(["a", "c", "d"]);
         let took = self.survivors_continue("a worker dies while etcd is away", &survivors, at, round).await;
         self.saw("the same, from etcd's return on", took.saturating_sub(away));
-        let after = self.work(4).await;
-        for node in ["a", "c", "d"] {
-            assert_eq!(after[node], before[node], "the worker of {node}");
-        }
+        self.keep_their_workers(["a", "c", "d"], &before).await;
     }
 
     /// For this long steps are done, each within a second or two of the one before.
@@ -364,8 +350,7 @@ impl Scene {
         no_step_is_lost(&told);
         let here = all_agree(&told);
 
-        let another = EtcdServer::start(EtcdOptions::default()).await;
-        let undisturbed = Job::on(&another, "1").script(torch, SCRIPT, &[model]);
+        let undisturbed = Job::on_etcd("1").await.script(torch, SCRIPT, &[model]);
         std::fs::write(undisturbed.path("epochs"), epochs.to_string()).unwrap();
         std::fs::write(undisturbed.path("undisturbed"), "").unwrap();
         assert_eq!(undisturbed.start("a").exit(3 * LIMIT).await, 0);

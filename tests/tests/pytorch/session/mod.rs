@@ -4,19 +4,10 @@ mod deaths;
 mod promises;
 mod replicas;
 
-use std::collections::BTreeSet;
-use std::net::TcpListener;
-use std::path::PathBuf;
-
 use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
-use elastic_tests::agents::{Agent, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::requirement::skip;
-use elastic_tests::torch::{Torch, script};
-use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::prelude::*;
 
-use crate::pytorch::trace::{LIMIT, Line, lines, works};
+use crate::pytorch::trace::{LIMIT, Line, ended, lines, works};
 use promises::{each_sample_once_an_epoch, result};
 
 const SCRIPT: &str = "trains_in_session.py";
@@ -24,8 +15,8 @@ const SCRIPT: &str = "trains_in_session.py";
 #[tokio::test]
 async fn a_session_keeps_its_process_and_loses_no_step() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").flag("--max-restarts=1").flag("--warm-up=120").script(&torch, SCRIPT, &["shards"]);
+    let job =
+        Job::on_etcd("1:2").await.flag("--max-restarts=1").flag("--warm-up=120").script(&torch, SCRIPT, &["shards"]);
     let mut agents = job.start_all(["a", "b"]);
     let first = works(&job, "applied", 1, 2).await;
     let pid = pid_of(&job, "a", first);
@@ -65,22 +56,16 @@ async fn a_session_keeps_its_process_and_loses_no_step() {
     each_sample_once_an_epoch(&told, epochs);
 
     // Then the result is that of a training that nothing disturbed
-    let another = EtcdServer::start(EtcdOptions::default()).await;
-    let undisturbed = Job::on(&another, "1").script(&torch, SCRIPT, &["shards"]);
-    std::fs::write(undisturbed.path("epochs"), epochs.to_string()).unwrap();
-    assert_eq!(undisturbed.start("a").exit(LIMIT).await, 0);
-    let (here, there) = (result(&told), result(&lines(&undisturbed)));
-    assert!((here - there).abs() < 1e-9 * there, "{here}, undisturbed {there}");
+    is_as_undisturbed(&torch, &["shards"], &told, epochs).await;
 }
 
 #[tokio::test]
 async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &["rank-batch"]);
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1").script(&torch, SCRIPT, &["rank-batch"]);
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
-    let committed = async || job.record(&etcd, "checkpoint").await.filter(|it| it["step"].as_u64() >= Some(20));
+    let committed = async || job.record("checkpoint").await.filter(|it| it["step"].as_u64() >= Some(20));
     let committed = eventually("two checkpoints are committed", LIMIT, committed).await;
 
     kill(pid_of(&job, "a", 1));
@@ -98,17 +83,15 @@ async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
 
     // When the job is asked to leave, then its last step is saved, and it continues from there
     agents.iter().for_each(|agent| agent.signal(Signal::TERM));
-    let [a, b] = &mut agents;
-    assert_eq!(exits_within(LIMIT, [a, b]).await, [3, 3]);
+    ended(&mut agents, LEFT).await;
     let done = lines(&job).iter().filter(|line| line.is("applied")).map(|line| line.number("step")).max().unwrap() + 1;
-    assert_eq!(job.record(&etcd, "checkpoint").await.unwrap()["step"], done);
+    assert_eq!(job.record("checkpoint").await.unwrap()["step"], done);
     agents = job.start_all(["a", "b"]);
     let third = works(&job, "applied", second + 1, 2).await;
     assert_eq!(first_step(&lines(&job), third), done);
 
     let epochs = finish(&job);
-    let [a, b] = &mut agents;
-    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    ended(&mut agents, 0).await;
     each_sample_once_an_epoch(&lines(&job), epochs);
     result(&lines(&job));
 }
@@ -116,14 +99,13 @@ async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
 #[tokio::test]
 async fn a_node_that_leaves_while_a_newcomer_joins_saves_what_only_it_has() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").script(&torch, SCRIPT, &[]);
+    let job = Job::on_etcd("1:2").await.script(&torch, SCRIPT, &[]);
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut a = job.start("a");
     let first = works(&job, "applied", 1, 1).await;
 
     // When a node has its place, and its worker does not yet meet the one that has the state
-    std::fs::write(job.path("late-b"), "").unwrap();
+    job.write("late-b", "");
     let mut b = job.start("b");
     let place = async || job.workers().into_iter().find(|worker| worker.node == "b");
     let second = eventually("b has a place", LIMIT, place).await.round;
@@ -144,9 +126,8 @@ async fn a_node_that_leaves_while_a_newcomer_joins_saves_what_only_it_has() {
 #[tokio::test]
 async fn a_session_continues_from_the_agents_memory_when_all_die() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
-    std::fs::write(job.path("snapshots"), "").unwrap();
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
+    job.write("snapshots", "");
     let mut agents = job.start_all(["a", "b"]);
     let first = works(&job, "applied", 1, 2).await;
     kill(pid_of(&job, "a", first));
@@ -159,31 +140,24 @@ async fn a_session_continues_from_the_agents_memory_when_all_die() {
         assert!((done - 1..=done + 1).contains(&begin.number("step")), "{begin:?}, {done} steps were done");
     }
     let epochs = finish(&job);
-    let [a, b] = &mut agents;
-    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    ended(&mut agents, 0).await;
     each_sample_once_an_epoch(&lines(&job), epochs);
 
     // Then the result is that of a training that nothing disturbed
-    let another = EtcdServer::start(EtcdOptions::default()).await;
-    let undisturbed = Job::on(&another, "1").script(&torch, SCRIPT, &[]);
-    std::fs::write(undisturbed.path("epochs"), epochs.to_string()).unwrap();
-    assert_eq!(undisturbed.start("a").exit(LIMIT).await, 0);
-    let (here, there) = (result(&lines(&job)), result(&lines(&undisturbed)));
-    assert!((here - there).abs() < 1e-9 * there, "{here}, undisturbed {there}");
+    is_as_undisturbed(&torch, &[], &lines(&job), epochs).await;
 }
 
 #[tokio::test]
 async fn a_session_whose_connections_break_meets_again_in_its_processes() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
     // Batches that processes have read ahead are another place's then.
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &["stateful"]);
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1").script(&torch, SCRIPT, &["stateful"]);
     let mut agents = job.start_all(["a", "b"]);
     let first = works(&job, "applied", 1, 2).await;
     if lines(&job).iter().any(|line| line.is("begin") && line.text("loader") != "StatefulDataLoader") {
         skip("TORCH", format_args!("there is no torchdata, so PyTorch's own loader is tried: run scripts/torch.sh"));
     }
-    std::fs::write(job.path("break-b"), "").unwrap();
+    job.write("break-b", "");
     let second = works(&job, "applied", first + 1, 2).await;
     for node in ["a", "b"] {
         assert_eq!(pid_of(&job, node, second), pid_of(&job, node, first));
@@ -191,8 +165,7 @@ async fn a_session_whose_connections_break_meets_again_in_its_processes() {
     let told = lines(&job);
     assert!(first_step(&told, second) <= last_step(&told, first) + 1, "no step is left out");
     let epochs = finish(&job);
-    let [a, b] = &mut agents;
-    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    ended(&mut agents, 0).await;
     each_sample_once_an_epoch(&lines(&job), epochs);
 }
 
@@ -215,8 +188,7 @@ async fn a_worker_with_a_loader_has_after_200_rounds_what_it_had_after_few() {
 
 async fn many_rounds_leave_nothing_behind(rounds: usize) {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1000").flag("--exclude-after=0");
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1000").flag("--exclude-after=0");
     let job = job.script(&torch, "leaves_nothing.py", &[]);
     let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
     let of = |node: &str| -> Vec<Line> {
@@ -224,9 +196,8 @@ async fn many_rounds_leave_nothing_behind(rounds: usize) {
     };
     let enough = async || ["a", "b"].iter().all(|node| of(node).len() >= rounds).then_some(());
     eventually("many rounds were formed", LIMIT, enough).await;
-    std::fs::write(job.path("enough"), "").unwrap();
-    let [a, b] = &mut agents;
-    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    job.write("enough", "");
+    ended(&mut agents, 0).await;
     for node in ["a", "b"] {
         let told = of(node);
         // Some of a round's own go a moment after it: so the least of a few rounds.
@@ -287,8 +258,17 @@ fn finish(job: &Job) -> u64 {
     epochs
 }
 
+/// The result is that of a training of one node that nothing disturbed, with these words.
+async fn is_as_undisturbed(torch: &Torch, words: &[&str], told: &[Line], epochs: u64) {
+    let undisturbed = Job::on_etcd("1").await.script(torch, SCRIPT, words);
+    undisturbed.write("epochs", &epochs.to_string());
+    assert_eq!(undisturbed.start("a").exit(LIMIT).await, 0);
+    let (here, there) = (result(told), result(&lines(&undisturbed)));
+    assert!((here - there).abs() < 1e-9 * there, "{here}, undisturbed {there}");
+}
+
 fn kill(pid: u64) {
-    kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL).unwrap();
+    send(u32::try_from(pid).unwrap(), Signal::KILL);
 }
 
 /// The worker of a node in a round.

@@ -1,6 +1,6 @@
 //! What must hold of a session's trace, whichever ranks died and came meanwhile.
 
-use std::collections::BTreeMap;
+use elastic_tests::prelude::*;
 
 use crate::pytorch::trace::Line;
 

@@ -1,16 +1,10 @@
 //! Replicas of a sharded model, one on each node, whose workers live and die together.
 
-use std::collections::BTreeSet;
-
-use elastic_tests::agents::{Agent, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::torch::Torch;
-use elastic_tests::wait::eventually;
-use rustix::process::Signal;
+use elastic_tests::prelude::*;
 
 use super::promises::{each_sample_once_an_epoch, result};
-use super::{SCRIPT, finish, first_step, kill, last_step, meet_without_agents};
-use crate::pytorch::trace::{LIMIT, Line, lines, works};
+use super::{SCRIPT, finish, first_step, is_as_undisturbed, kill, last_step, meet_without_agents};
+use crate::pytorch::trace::{LIMIT, Line, ended, lines, works};
 
 /// The rest of what must hold of replicas, where a test sees more than from outside of the processes.
 #[test]
@@ -23,8 +17,7 @@ fn the_ranks_of_a_replica_come_to_one_decision() {
 #[ignore = "half a minute: `make chaos` runs it"]
 async fn a_replica_dies_as_one_and_the_others_keep_their_processes() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").flag("--nproc-per-node=2").flag("--max-restarts=1").flag("--warm-up=120");
+    let job = Job::on_etcd("1:2").await.flag("--nproc-per-node=2").flag("--max-restarts=1").flag("--warm-up=120");
     let job = job.script(&torch, SCRIPT, &["sharded"]);
     let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
     let first = works(&job, "applied", 1, 4).await;
@@ -64,22 +57,19 @@ async fn a_replica_dies_as_one_and_the_others_keep_their_processes() {
     each_sample_once_an_epoch(&told, epochs);
 
     // Then the result is that of a training that nothing disturbed, and that was not sharded
-    let another = EtcdServer::start(EtcdOptions::default()).await;
-    let undisturbed = Job::on(&another, "1").script(&torch, SCRIPT, &[]);
-    std::fs::write(undisturbed.path("epochs"), epochs.to_string()).unwrap();
-    assert_eq!(undisturbed.start("a").exit(LIMIT).await, 0);
-    let (here, there) = (result(&told), result(&lines(&undisturbed)));
-    assert!((here - there).abs() < 1e-9 * there, "{here}, undisturbed {there}");
+    is_as_undisturbed(&torch, &[], &told, epochs).await;
 }
 
 #[tokio::test]
 #[ignore = "half a minute: `make chaos` runs it"]
 async fn replicas_continue_from_the_agents_memory_when_all_die_and_from_disk_when_all_leave() {
     let Some(torch) = Torch::find() else { return };
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job =
-        Job::on(&etcd, "2").flag("--nproc-per-node=2").flag("--max-restarts=1").script(&torch, SCRIPT, &["sharded"]);
-    std::fs::write(job.path("snapshots"), "").unwrap();
+    let job = Job::on_etcd("2").await.flag("--nproc-per-node=2").flag("--max-restarts=1").script(
+        &torch,
+        SCRIPT,
+        &["sharded"],
+    );
+    job.write("snapshots", "");
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
     let first = works(&job, "applied", 1, 4).await;
@@ -96,14 +86,13 @@ async fn replicas_continue_from_the_agents_memory_when_all_die_and_from_disk_whe
     }
 
     // Beside training the first node writes a checkpoint of both parts
-    let committed = async || job.record(&etcd, "checkpoint").await.and_then(|record| record["step"].as_u64());
+    let committed = async || job.record("checkpoint").await.and_then(|record| record["step"].as_u64());
     let beside = eventually("a checkpoint is committed", LIMIT, committed).await;
     assert!(beside >= 10, "{beside}");
 
     // When the job is asked to leave, then its last step is saved, and it continues from there
     agents.iter().for_each(|agent| agent.signal(Signal::TERM));
-    let [a, b] = &mut agents;
-    assert_eq!(exits_within(LIMIT, [a, b]).await, [3, 3]);
+    ended(&mut agents, LEFT).await;
     let done = last_step(&lines(&job), second) + 1;
     assert_eq!(committed().await.unwrap(), done);
     agents = job.start_all(["a", "b"]);
@@ -111,8 +100,7 @@ async fn replicas_continue_from_the_agents_memory_when_all_die_and_from_disk_whe
     assert_eq!(first_step(&lines(&job), third), done);
 
     let epochs = finish(&job);
-    let [a, b] = &mut agents;
-    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    ended(&mut agents, 0).await;
     each_sample_once_an_epoch(&lines(&job), epochs);
     result(&lines(&job));
 }

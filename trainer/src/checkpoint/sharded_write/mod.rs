@@ -21,7 +21,7 @@ mod votes;
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ const LOOK_TIME: Duration = Duration::from_secs(2);
 
 /// Puts something into rank 0's folder that other nodes can look for: the nonce that they look by, or 0 where that
 /// cannot be done.
-pub(crate) fn offer(folder: PathBuf) -> u64 {
+pub(crate) fn offer(folder: &Path) -> u64 {
     // Keys of hash maps are random.
     let nonce = RandomState::new().build_hasher().finish() | 1;
     match in_time(folder, move |mut checkpoints| checkpoints.mark_shared(nonce)) {
@@ -50,14 +50,15 @@ pub(crate) fn offer(folder: PathBuf) -> u64 {
 }
 
 /// Whether this is rank 0's folder.
-pub(crate) fn sees(folder: PathBuf, nonce: u64) -> bool {
+pub(crate) fn sees(folder: &Path, nonce: u64) -> bool {
     in_time(folder, move |checkpoints| checkpoints.is_shared(nonce)).unwrap_or(false)
 }
 
 /// Does something to a folder that may hang.
-fn in_time<T: Send + 'static>(folder: PathBuf, act: impl FnOnce(Checkpoints<Host>) -> T + Send + 'static) -> Option<T> {
+fn in_time<T: Send + 'static>(folder: &Path, act: impl FnOnce(Checkpoints<Host>) -> T + Send + 'static) -> Option<T> {
     let (told, tells) = mpsc::channel();
-    let work = move || drop(told.send(act(Checkpoints::new(Host, &folder))));
+    let checkpoints = Checkpoints::new(Host, folder);
+    let work = move || drop(told.send(act(checkpoints)));
     thread::Builder::new().name("folder".into()).spawn(work).ok()?;
     tells.recv_timeout(LOOK_TIME).ok()
 }
@@ -84,7 +85,7 @@ impl ShardedWrite {
         group: &mut Group,
         nonce: u64,
         sees: bool,
-        folder: Option<PathBuf>,
+        folder: Option<&Path>,
         most: usize,
     ) -> Result<Option<ShardedWrite>, CollectiveError> {
         let rank = group.rank() as usize;

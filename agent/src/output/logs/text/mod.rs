@@ -2,7 +2,6 @@
 //! stream it is, and who reads, does not matter here.
 
 use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
@@ -12,6 +11,7 @@ use std::time::Duration;
 use elastic_node::logs::CHUNK;
 use elastic_rendezvous::time::Time;
 
+use super::file::rotated;
 use super::ring::Ring;
 
 /// How long the rest of a line is waited for.
@@ -159,12 +159,6 @@ fn follow_rotation(files: &mut VecDeque<File>, path: &Path) -> io::Result<bool> 
     }
     files.push_back(File::open(path)?);
     Ok(true)
-}
-
-fn rotated(path: &Path, n: u32) -> PathBuf {
-    let mut name = OsString::from(path.as_os_str());
-    name.push(format!(".{n}"));
-    name.into()
 }
 
 /// Goes to where the last lines begin. `missing` is how many are wanted, and then how many of these the file does not

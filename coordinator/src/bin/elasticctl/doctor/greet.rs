@@ -10,16 +10,14 @@ use elastic_rendezvous::job::overview::Job;
 use elastic_store::StoreError;
 use elastic_store::clock::epoch_ms;
 use elastic_store::etcd::EtcdTls;
+use elastic_store::tls::ChainVerifier;
 use http_body_util::Empty;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper::header::{DATE, HOST};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, SignatureScheme};
+use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -39,9 +37,6 @@ pub(super) struct Greeting {
 }
 
 /// Greets an etcd at these addresses of a `host:port`, over TLS if there are files for it.
-///
-/// # Errors
-/// [`StoreError::Invalid`] names the file that cannot be used.
 pub(super) async fn etcd(
     addresses: &[SocketAddr],
     address: &str,
@@ -57,11 +52,17 @@ pub(super) async fn etcd(
         return Ok(Greeting { shown: shown(Vec::new()), clock });
     };
     let mut config = tls.client_config()?;
-    let verifier = Arc::new(TakesAny {
-        taken: Mutex::default(),
-        algorithms: config.crypto_provider().signature_verification_algorithms,
-    });
-    config.dangerous().set_certificate_verifier(Arc::clone(&verifier) as Arc<dyn ServerCertVerifier>);
+    // Any certificate is taken and kept. Whether it is to be trusted, `look` finds out by itself.
+    let taken = Arc::<Mutex<Vec<CertificateDer<'static>>>>::default();
+    let keep = Arc::clone(&taken);
+    let judge = move |own: &CertificateDer<'_>, others: &[CertificateDer<'_>], _| {
+        let all = std::iter::once(own).chain(others).map(|certificate| certificate.clone().into_owned()).collect();
+        *keep.lock().unwrap_or_else(PoisonError::into_inner) = all;
+        Ok(())
+    };
+    let algorithms = config.crypto_provider().signature_verification_algorithms;
+    let verifier = ChainVerifier { judge: Box::new(judge), algorithms };
+    config.dangerous().set_certificate_verifier(Arc::new(verifier));
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     let name = tls.server_name.clone().unwrap_or_else(|| host.to_owned());
     let secure = async {
@@ -71,7 +72,7 @@ pub(super) async fn etcd(
         ask(stream, address, Speaks::Http1).await
     };
     let clock = within(secure).await;
-    let taken = verifier.taken.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let taken = taken.lock().unwrap_or_else(PoisonError::into_inner).clone();
     Ok(Greeting { shown: shown(taken), clock })
 }
 
@@ -122,48 +123,4 @@ where
     let since = httpdate::parse_http_date(date)?.duration_since(std::time::UNIX_EPOCH)?;
     let date_ms = u64::try_from(since.as_millis())?;
     Ok(Reading { asked_ms, answered_ms, date_ms })
-}
-
-/// Takes any certificate, and keeps it to be checked. Whether it is to be trusted, `look` finds out by itself.
-#[derive(Debug)]
-struct TakesAny {
-    taken: Mutex<Vec<CertificateDer<'static>>>,
-    algorithms: WebPkiSupportedAlgorithms,
-}
-
-impl ServerCertVerifier for TakesAny {
-    fn verify_server_cert(
-        &self,
-        own: &CertificateDer<'_>,
-        others: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let all = std::iter::once(own).chain(others).map(|certificate| certificate.clone().into_owned()).collect();
-        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = all;
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signed, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signed, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
 }

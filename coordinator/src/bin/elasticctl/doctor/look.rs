@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use elastic_coordinator::flags::{PeerFlags, StoreFlags};
-use elastic_store::etcd::{Alarm, EtcdConfig, EtcdStore, EtcdTls, ListedMember, MemberStatus, tls};
+use elastic_store::etcd::{Alarm, EtcdConfig, EtcdStore, EtcdTls, MemberStatus, tls};
 use elastic_store::{Op, Store, StoreError};
 use elastic_torchelastic::etcd_v2::EtcdV2;
 use futures::future::join_all;
@@ -49,7 +49,8 @@ pub(super) struct Endpoint {
     /// Whether an etcd answers there that has a quorum and lets us in.
     pub(super) answers: Option<Result<(), StoreError>>,
     pub(super) status: Option<Result<MemberStatus, StoreError>>,
-    pub(super) members: Option<Result<Vec<ListedMember>, StoreError>>,
+    /// The client URLs of each member of its cluster.
+    pub(super) members: Option<Result<Vec<Vec<String>>, StoreError>>,
     pub(super) alarms: Option<Result<Vec<(u64, Alarm)>, StoreError>>,
     /// The median of linearizable reads.
     pub(super) read: Option<Result<Duration, StoreError>>,
@@ -78,9 +79,6 @@ impl Endpoint {
 }
 
 /// Looks at all endpoints of the flags.
-///
-/// # Errors
-/// [`StoreError::Invalid`] names the flag's value that cannot be used.
 pub(super) async fn look(flags: &StoreFlags, peers: &PeerFlags) -> Result<Cluster, StoreError> {
     let config = flags.config()?;
     let uris = EtcdStore::connect(config.clone())?.endpoints().to_vec();

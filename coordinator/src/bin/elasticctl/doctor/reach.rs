@@ -36,9 +36,6 @@ pub(super) struct Seen {
 }
 
 /// Reads the job and tries its ports.
-///
-/// # Errors
-/// There is no such job; the store's.
 pub(super) async fn look(flags: &StoreFlags, id: &str) -> Result<Seen, OperatorError> {
     let store: Arc<dyn Store> = Arc::new(flags.connect()?);
     let (id, job, _) = Operator::new(store, &flags.prefix).job(id).await?;

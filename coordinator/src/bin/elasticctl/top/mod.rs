@@ -30,9 +30,6 @@ const LEAST: Duration = Duration::from_millis(200);
 const CHECK: Duration = Duration::from_secs(3);
 
 /// Shows the jobs until the operator has seen enough.
-///
-/// # Errors
-/// Standard input and output are no terminal; the store cannot be read, or refuses from some time on.
 pub(crate) async fn run(operator: &Operator, place: &str, job: Option<&str>) -> anyhow::Result<()> {
     let mut screen = Screen::new(place.to_owned());
     if let Some(job) = job {

@@ -16,8 +16,6 @@ use elastic_proto::jobs::{
     WatchAllRequest, WatchReply, WatchRequest,
 };
 use futures::Stream;
-use prost::Message;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -27,15 +25,12 @@ use tonic_reflection::server::Builder;
 
 use super::Site;
 use super::access::{Caller, Refuse, admit};
-use super::api::LONGEST;
+use super::messages::{LONGEST, fitting, json, message};
 use super::operations::{self, Listing, Operation};
 use super::problem::Problem;
 use super::watching::{self, Watching};
 use crate::operator::Wish;
 use elastic_store::listener::{Hold, Share};
-
-/// About how many bytes of jobs go into one message: clients take 4 MiB unless they are set otherwise.
-pub(super) const MESSAGE: usize = 1 << 20;
 
 pub(super) fn router(site: &Arc<Site>) -> Router<Arc<Site>> {
     let places = (Share::Monitors.connections() / 2).max(1);
@@ -64,27 +59,6 @@ fn path<S: NamedService>(_: &S) -> String {
 
 fn refuse(problem: Problem) -> HttpResponse {
     Status::from(problem).into_http()
-}
-
-/// A message, of the JSON that tells the same.
-pub(super) fn message<T: DeserializeOwned>(told: Value) -> Result<T, Problem> {
-    let wrong = |error| Problem(StatusCode::INTERNAL_SERVER_ERROR, format!("this has no form in gRPC: {error}"));
-    serde_json::from_value(told).map_err(wrong)
-}
-
-fn json<T: Serialize>(value: &T) -> Result<Value, Problem> {
-    let wrong = |error| Problem(StatusCode::BAD_REQUEST, format!("the request cannot be read: {error}"));
-    serde_json::to_value(value).map_err(wrong)
-}
-
-/// How many of these go into one message.
-fn fitting<T: Message>(messages: &[T]) -> usize {
-    let mut bytes = 0;
-    let fits = messages.iter().take_while(|message| {
-        bytes += message.encoded_len();
-        bytes <= MESSAGE
-    });
-    fits.count().max(1)
 }
 
 fn wish(asked: Option<WishMessage>) -> Result<Wish, Problem> {

@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use elastic_proto::jobs as told;
+use serde::Serialize;
 
 use super::*;
+use crate::service::http::messages::MESSAGE;
 use crate::service::http::users::{Fingerprint, Role, User};
 use elastic_rendezvous::job::overview::Job;
 use elastic_rendezvous::job::{

@@ -91,10 +91,7 @@ impl Mvcc {
         Ok(self.history.since(from).filter(move |event| span.contains(&event.key)))
     }
 
-    /// Forgets all states before `oldest`.
-    ///
-    /// # Errors
-    /// [`Error::Compacted`] if that was done already, [`Error::FutureRevision`] if it lies ahead.
+    /// Forgets all states before `oldest`. An error: that was done already, or `oldest` lies ahead.
     pub fn compact(&mut self, oldest: Revision) -> Result<(), Error> {
         if oldest <= self.history.oldest() {
             return Err(Error::Compacted { requested: oldest, oldest: self.history.oldest() });

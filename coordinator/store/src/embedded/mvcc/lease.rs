@@ -91,9 +91,6 @@ impl Leases {
 impl Mvcc {
     /// Grants a lease under the given id, or one of the store's choosing. The time is rounded up to whole seconds, as
     /// etcd counts, and raised to [`super::Limits::min_ttl`]; the answer says what it became.
-    ///
-    /// # Errors
-    /// [`Error::LeaseExists`], [`Error::TtlTooLarge`], [`Error::NoSpace`].
     pub fn grant(&mut self, now: Time, id: Option<LeaseId>, ttl: Duration) -> Result<(LeaseId, Duration), Error> {
         self.expire(now);
         if ttl > MAX_TTL {
@@ -119,9 +116,6 @@ impl Mvcc {
     }
 
     /// Ends a lease and deletes its keys, in one revision.
-    ///
-    /// # Errors
-    /// [`Error::LeaseNotFound`].
     pub fn revoke(&mut self, now: Time, id: LeaseId) -> Result<(), Error> {
         self.expire(now);
         self.end_lease(id)

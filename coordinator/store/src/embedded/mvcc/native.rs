@@ -7,10 +7,7 @@ use crate::{Guard, KeyValue, Op, OpResult, Scope, StoreError, TxnResult};
 use elastic_rendezvous::time::Time;
 
 impl Mvcc {
-    /// Runs one of our transactions.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseGone`], [`StoreError::NoSpace`], [`StoreError::Invalid`]; nothing was changed.
+    /// Runs one of our transactions. An error changed nothing.
     pub fn apply(&mut self, now: Time, txn: &store::Txn) -> Result<TxnResult, StoreError> {
         let branch = |ops: &[Op]| ops.iter().map(request).collect::<Vec<_>>();
         let native = MvccTxn {
@@ -26,20 +23,16 @@ impl Mvcc {
 
     /// Every key in scope, in key order.
     pub fn snapshot(&self, scope: &Scope) -> Vec<KeyValue> {
-        self.records(&span(scope)).iter().map(|record| KeyValue::from(&**record)).collect()
+        self.records(&scope.into()).iter().map(|record| KeyValue::from(&**record)).collect()
     }
 }
 
 impl From<&Scope> for Span {
     fn from(scope: &Scope) -> Span {
-        span(scope)
-    }
-}
-
-fn span(scope: &Scope) -> Span {
-    match scope {
-        Scope::Key(key) => one(key),
-        Scope::Prefix(prefix) => Span::prefix(prefix.as_bytes()),
+        match scope {
+            Scope::Key(key) => one(key),
+            Scope::Prefix(prefix) => Span::prefix(prefix.as_bytes()),
+        }
     }
 }
 

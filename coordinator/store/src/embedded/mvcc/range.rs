@@ -8,9 +8,6 @@ use crate::Revision;
 
 impl Mvcc {
     /// Reads a span of keys.
-    ///
-    /// # Errors
-    /// [`Error::EmptyKey`], [`Error::Compacted`], [`Error::FutureRevision`].
     pub fn range(&self, range: &Range) -> Result<RangeResponse, Error> {
         self.check_range(range)?;
         Ok(self.read(range))

@@ -13,9 +13,6 @@ use elastic_rendezvous::time::Time;
 
 impl Mvcc {
     /// Runs a transaction; a single put or deletion is one with a single operation. An error changed nothing.
-    ///
-    /// # Errors
-    /// All but those of leases' own calls.
     pub fn txn(&mut self, now: Time, txn: &MvccTxn) -> Result<TxnResponse, Error> {
         self.expire(now);
         check_form(txn, self.limits.txn_ops)?;

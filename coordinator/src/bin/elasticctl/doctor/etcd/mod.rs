@@ -224,7 +224,7 @@ fn members(cluster: &Cluster) -> Option<Finding> {
             warn(seen, "an odd number is cheaper and as safe: etcdctl member add, or etcdctl member remove")
         }
         all if named < all => {
-            let urls: Vec<_> = list.iter().flat_map(|member| &member.client_urls).map(String::as_str).collect();
+            let urls: Vec<_> = list.iter().flatten().map(String::as_str).collect();
             let seen = format!("{all} members, and only {named} of them named: {}", urls.join(", "));
             warn(seen, "name all in --etcd, and in the agents' --rdzv-endpoint, so that each may fail")
         }

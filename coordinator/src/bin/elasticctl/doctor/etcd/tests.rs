@@ -1,7 +1,5 @@
 //! Given what was seen, what is said of it.
 
-use elastic_store::etcd::ListedMember;
-
 use super::*;
 
 const GIB: u64 = 1024 * 1024 * 1024;
@@ -12,16 +10,14 @@ fn status() -> MemberStatus {
         cluster: 7,
         member: 1,
         leader: Some(1),
-        learner: false,
         size: 1 << 20,
         in_use: 1 << 20,
         quota: Some(2 * GIB),
     }
 }
 
-fn listed(count: u64) -> Vec<ListedMember> {
-    let member = |id| ListedMember { id, name: format!("m{id}"), client_urls: vec![format!("http://m{id}:2379")] };
-    (1..=count).map(member).collect()
+fn listed(count: u64) -> Vec<Vec<String>> {
+    (1..=count).map(|id| vec![format!("http://m{id}:2379")]).collect()
 }
 
 /// One that is well, of a cluster of three.

@@ -4,8 +4,7 @@ use elastic_rendezvous::job::{
     Desired, JobProtocol, LeaderRecord, NodeId, NodeRecord, Phase, Protocols, RankRecord, Release, Sealed, Tombstone,
     Versioned, samples,
 };
-use elastic_rendezvous::job::{Keys, overview::Overview};
-use elastic_store::{KeyValue, LeaseId, Revision};
+use elastic_store::Revision;
 
 use super::*;
 
@@ -45,16 +44,8 @@ fn rank(name: &str, group_rank: u32) -> RankRecord {
 /// Nodes a and b run round 3, a leads; two to three nodes are wanted.
 fn runs() -> Seen {
     let id: JobId = "train".parse().unwrap();
-    let keys = Keys::new("/elastic", &id);
-    let leader = LeaderRecord::new(node("a"), peer("a"), false);
-    let kv = KeyValue {
-        key: keys.leader(),
-        value: elastic_rendezvous::job::to_json(&leader),
-        create_revision: Revision(5),
-        mod_revision: Revision(7),
-        lease: Some(LeaseId(1)),
-    };
-    let mut job = Overview::of("/elastic", &[kv]).jobs.remove(&id).unwrap();
+    let leader = serde_json::to_string(&LeaderRecord::new(node("a"), peer("a"), false)).unwrap();
+    let mut job = samples::overview(&[("train/leader", leader)]).jobs.remove(&id).unwrap();
     job.spec = Some(samples::spec(2, 3));
     job.round = Some(versioned(RoundRecord {
         sealed: Some(Sealed { number: 3, plan: PLAN, nodes: 2 }),

@@ -215,18 +215,17 @@ fn list(jobs: &[(&JobId, &Job)], at: usize, columns: usize, room: usize) -> Vec<
 fn line(id: &JobId, job: &Job) -> Vec<String> {
     let round = job.round.as_ref().map(|round| &round.value);
     let progress = job.progress.as_ref();
-    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     // A rate of a while ago says nothing.
     let running = job.state() == Some(JobState::Running);
     vec![
         id.to_string(),
-        or_none(job.state().map(|state| state.to_string())),
-        or_none(round.map(|round| round.number.to_string())),
+        show::or_dash(job.state()),
+        show::or_dash(round.map(|round| round.number)),
         show::nodes_here(job),
         show::step(job),
-        or_none(progress.and_then(|progress| progress.loss).map(|loss| format!("{loss:.4}"))),
-        or_none(progress.and_then(|progress| progress.steps_per_second).filter(|_| running).map(show::rate)),
-        or_none(progress.and_then(|progress| progress.goodput()).map(show::percent)),
+        show::or_dash(progress.and_then(|progress| progress.loss).map(|loss| format!("{loss:.4}"))),
+        show::or_dash(progress.and_then(|progress| progress.steps_per_second).filter(|_| running).map(show::rate)),
+        show::or_dash(progress.and_then(|progress| progress.goodput()).map(show::percent)),
         show::restarts(job),
         round.map(|round| round.reason.clone()).unwrap_or_default(),
     ]

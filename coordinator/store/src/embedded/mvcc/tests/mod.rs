@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate as store;
-use crate::{Guard, Op, OpResult, StoreError};
+use crate::{Op, StoreError};
 use elastic_rendezvous::time::Time;
 
 const T0: Time = Time::from_millis(1_000);
@@ -38,51 +38,6 @@ fn with(keys: &[&str]) -> Mvcc {
         store.txn(T0, &MvccTxn::one(put(key, "x"))).unwrap();
     }
     store
-}
-
-#[test]
-fn an_empty_store_is_at_revision_one_and_reads_change_nothing() {
-    let mut store = store();
-    let done = store.apply(T0, &store::Txn::of([Op::get("a"), Op::delete("a")])).unwrap();
-    assert_eq!(done.revision, Revision(1));
-    assert_eq!(done.results, [OpResult::Values(vec![]), OpResult::Deleted(0)]);
-}
-
-#[test]
-fn a_key_keeps_its_creation_over_puts_and_loses_it_with_its_deletion() {
-    let mut store = with(&["a", "a"]);
-    let read = |store: &Mvcc| store.range(&Range::of(all())).unwrap().records[0].clone();
-    let record = read(&store);
-    assert_eq!((record.create_revision, record.mod_revision, record.version), (Revision(2), Revision(3), 2));
-    store.txn(T0, &MvccTxn::one(delete(all()))).unwrap();
-    store.txn(T0, &MvccTxn::one(put("a", "again"))).unwrap();
-    let record = read(&store);
-    assert_eq!((record.create_revision, record.mod_revision, record.version), (Revision(5), Revision(5), 1));
-}
-
-#[test]
-fn all_writes_of_a_transaction_share_a_revision_and_later_reads_in_it_see_them() {
-    let mut store = store();
-    let txn = store::Txn::of([Op::put("a", "1"), Op::put("b", "2"), Op::range(""), Op::delete("c"), Op::count("")]);
-    let done = store.apply(T0, &txn).unwrap();
-    assert_eq!(done.revision, Revision(2));
-    assert_eq!(done.results[2].values().len(), 2);
-    assert_eq!(done.results[4], OpResult::Count(2));
-    assert!(store.events(&all(), Revision(2)).unwrap().all(|event| event.revision == Revision(2)));
-}
-
-#[test]
-fn guards_choose_the_branch() {
-    let mut store = with(&["jobs/a"]);
-    let mut holds = |guard: Guard| store.apply(T0, &store::Txn::default().guarded([guard])).unwrap().succeeded;
-    assert!(holds(Guard::created("jobs/a", Revision(2))));
-    assert!(!holds(Guard::created("jobs/a", Revision(3))));
-    assert!(holds(Guard::modified("jobs/a", Revision(2))));
-    assert!(holds(Guard::absent("jobs/b")));
-    assert!(!holds(Guard::absent("jobs/a")));
-    assert!(holds(Guard::empty("jobs/b")));
-    assert!(!holds(Guard::empty("jobs/")));
-    assert!(!holds(Guard::empty("")));
 }
 
 #[test]
@@ -210,14 +165,6 @@ fn a_short_wish_is_raised_and_an_endless_one_refused() {
     let mut store = store();
     assert_eq!(store.grant(T0, None, Duration::ZERO).unwrap().1, Duration::from_secs(2));
     assert!(matches!(store.grant(T0, None, MAX_TTL + Duration::from_secs(1)), Err(Error::TtlTooLarge { .. })));
-}
-
-#[test]
-fn a_fork_goes_its_own_way() {
-    let mut store = with(&["a"]);
-    let fork = store.clone();
-    store.txn(T0, &MvccTxn::one(delete(all()))).unwrap();
-    assert_eq!(keys(&fork.range(&Range::of(all())).unwrap()), ["a"]);
 }
 
 #[test]

@@ -1,10 +1,12 @@
-//! The log flags and `--report`: what they say about the workers' output, for [`crate::output::logs`].
+//! The flags about the workers' output: logs, torchrun's events, the report.
 
 use std::collections::BTreeSet;
 
 use super::error::{Refusal, UsageError};
-use super::flags::{self, Settings};
+use super::flags::Settings;
 use super::values;
+use crate::output::OutputOptions;
+use crate::output::events::EventHandler;
 use crate::output::logs::{LogDir, LogOptions, Needles};
 use crate::output::outcome::report::ReportForm;
 
@@ -12,10 +14,19 @@ use crate::output::outcome::report::ReportForm;
 /// given.
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
-pub(super) fn logs(settings: &Settings<'_>) -> Result<LogOptions, UsageError> {
+pub(super) fn read(settings: &Settings<'_>) -> Result<OutputOptions, UsageError> {
+    Ok(OutputOptions {
+        logs: logs(settings)?,
+        events: settings.parsed("event-log-handler", events)?.unwrap_or_default(),
+        report: settings.parsed("report", report)?.unwrap_or_default(),
+    })
+}
+
+fn logs(settings: &Settings<'_>) -> Result<LogOptions, UsageError> {
     let dir = match settings.path("log-dir") {
         None => LogDir::Temporary,
-        Some(path) if flags::is_dev_null(&path) => LogDir::Disabled,
+        // torchrun's way to say "no logs".
+        Some(path) if path == "/dev/null" => LogDir::Disabled,
         Some(path) if path.is_empty() => {
             return Err(Refusal::new("it is empty", "name a directory, or leave it out").of("--log-dir"));
         }
@@ -40,9 +51,20 @@ pub(super) fn logs(settings: &Settings<'_>) -> Result<LogOptions, UsageError> {
     })
 }
 
-pub(super) fn report(settings: &Settings<'_>) -> Result<ReportForm, UsageError> {
-    let read = |text: &str| text.parse().map_err(|cause: String| Refusal::new(cause, "give `text` or `json`"));
-    Ok(settings.parsed("report", read)?.unwrap_or_default())
+fn report(text: &str) -> Result<ReportForm, Refusal> {
+    values::one_of(text, "is not known", &[("text", ReportForm::Text), ("json", ReportForm::Json)])
+}
+
+fn events(text: &str) -> Result<EventHandler, Refusal> {
+    match text {
+        // torchrun's handler of this name writes nothing either, unless a Python package gives it an output.
+        "null" | "dynamic_rendezvous" => Ok(EventHandler::Null),
+        "console" => Ok(EventHandler::Console),
+        other => Err(Refusal::new(
+            format!("`{other}` is not a handler of the agent; it cannot load one from a Python package"),
+            "give `null` or `console`",
+        )),
+    }
 }
 
 fn ranks(text: &str) -> Result<BTreeSet<u32>, Refusal> {

@@ -1,96 +1,48 @@
-//! The fault campaign: jobs of the built programs on hosts of their own. Each job has one fault injected at one stage of
-//! its life, and is judged by what an observer saw.
-//!
-//! | module | what it is |
-//! |---|---|
-//! | [`fault`] | the faults, as data |
-//! | [`setting`], [`training`], [`secrets`] | what jobs are made of: their workers, certificates, users |
-//! | [`scene`] | a job, and the stages of its life |
-//! | [`inject`] | injecting a fault, and undoing it |
-//! | [`hosts`], [`names`], [`disk`], [`memory`] | network namespaces, a name server, disks, memory that runs out |
-//! | [`cluster`], [`coordinator`], [`nodes`] | members of etcd, a coordinator, and agents, restarted as by systemd |
-//! | [`soak`], [`usage`] | one long job with many faults, and what its processes use |
-//! | [`history`] | what the observer sees |
-//! | [`checker`] | the promises, decided from that alone |
-//! | [`record`] | the file of results |
-
-// A failed campaign panics, as tests do.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
-
-pub mod checker;
-pub mod cluster;
-pub mod coordinator;
-pub mod disk;
-pub mod fault;
-pub mod history;
-pub mod hosts;
-pub mod inject;
-pub mod limit;
-pub mod memory;
-pub mod names;
-pub mod nodes;
-#[cfg(test)]
-mod opener;
-pub mod record;
-pub mod scene;
-pub mod secrets;
-pub mod setting;
-pub mod soak;
-pub mod tracer;
-pub mod training;
-pub mod usage;
-
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+//! What all jobs of a campaign share, and one job with one fault.
 
 use anyhow::{Context, Result};
-use elastic_tests::etcd::etcd35;
+use elastic_tests::prelude::*;
 
-use self::checker::{Broken, Results};
-use self::fault::{Action, Fault};
-use self::hosts::Host;
-use self::names::Names;
-use self::scene::{Course, Scene, Stage};
-use self::setting::Setting;
-use self::training::Training;
+use super::checker::{self, Broken, Results};
+use super::disk;
+use super::fault::{Action, Fault};
+use super::hosts::{self, Host};
+use super::names::Names;
+use super::scene::{Course, Scene, Stage};
+use super::setting::Setting;
+use super::training::Training;
 
 /// What all jobs of a campaign share: hosts, names, and what the undisturbed training shows.
-pub struct Testbed {
-    nodes: Vec<Host>,
-    store: Vec<Host>,
-    coordinator: Host,
-    names: Names,
-    clock: Option<PathBuf>,
-    newer_etcd: Option<PathBuf>,
-    setting: Setting,
-    etcd: PathBuf,
-    training: Training,
-    results: Results,
-    folder: PathBuf,
+pub(crate) struct Testbed {
+    pub(super) nodes: Vec<Host>,
+    pub(super) store: Vec<Host>,
+    pub(super) coordinator: Host,
+    pub(super) names: Names,
+    pub(super) clock: Option<PathBuf>,
+    pub(super) newer_etcd: Option<PathBuf>,
+    pub(super) setting: Setting,
+    pub(super) etcd: PathBuf,
+    pub(super) training: Training,
+    pub(super) results: Results,
+    pub(super) folder: PathBuf,
 }
 
 /// The result of one fault at one stage.
 #[derive(Debug, Clone)]
-pub struct Outcome {
-    /// Promises that were broken.
-    pub broken: Vec<String>,
+pub(crate) struct Outcome {
+    pub(crate) broken: Vec<String>,
     /// Seconds without a step, at most, after the fault began.
-    pub pause_s: f64,
+    pub(crate) pause_s: f64,
     /// Seconds from the fault's end to the job's.
-    pub after_s: f64,
-    /// Restarts that the job was charged.
-    pub restarts: u32,
-    /// Rounds that it needed.
-    pub rounds: u64,
-    /// How it ended.
-    pub ended: String,
+    pub(crate) after_s: f64,
+    pub(crate) restarts: u32,
+    pub(crate) rounds: u64,
+    pub(crate) ended: String,
 }
 
 impl Outcome {
     /// In a few words, as [`record`] keeps it.
-    pub fn result(&self) -> String {
+    pub(crate) fn result(&self) -> String {
         let mut text = format!("{:.1}", self.pause_s);
         if self.ended != "succeeded" {
             text.extend([" ", &self.ended]);
@@ -104,10 +56,7 @@ impl Outcome {
 
 impl Testbed {
     /// Prepares the hosts, in this process's own network namespace, and trains once undisturbed.
-    ///
-    /// # Errors
-    /// This machine lacks something, or this process may not.
-    pub async fn new(folder: &Path, setting: Setting) -> Result<Testbed> {
+    pub(crate) async fn new(folder: &Path, setting: Setting) -> Result<Testbed> {
         hosts::become_router()?;
         // Each job needs disks: where none can be made, no job is begun.
         drop(disk::Disk::new(&folder.join("trial"), 8)?);
@@ -137,10 +86,7 @@ impl Testbed {
     }
 
     /// Runs a job, and injects this fault at this stage.
-    ///
-    /// # Errors
-    /// The job does not get that far, or the fault cannot be done.
-    pub async fn run(&self, fault: &Fault, stage: Stage, seed: u64) -> Result<Outcome> {
+    pub(crate) async fn run(&self, fault: &Fault, stage: Stage, seed: u64) -> Result<Outcome> {
         let folder = self.folder.join("job");
         let _ = std::fs::remove_dir_all(&folder);
         let wall_clock = fault.actions.iter().any(|action| matches!(action, Action::Clock(..) | Action::Strobe(_)));
@@ -178,7 +124,7 @@ impl Testbed {
     }
 
     /// Keeps what a job that went wrong has written.
-    fn keep(&self, scene: &mut Scene, what: &str) -> Result<()> {
+    pub(super) fn keep(&self, scene: &mut Scene, what: &str) -> Result<()> {
         let to = self.folder.join("wrong").join(what);
         std::fs::create_dir_all(&to)?;
         for node in &scene.nodes {
@@ -204,4 +150,4 @@ fn clock(folder: &Path) -> Result<Option<PathBuf>> {
 }
 
 /// The longest that one job may take, whatever happens.
-pub const JOB: Duration = Duration::from_secs(240);
+pub(crate) const JOB: Duration = Duration::from_secs(240);

@@ -1,0 +1,115 @@
+"""Where the state of a session outlives its process: snapshots in the agent's memory, and checkpoints on disk. Which
+state the ranks continue from, membership.py decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import worker
+from . import checkpoints, tree
+from .checkpoints import Folder
+from .keeper import Keeper, local_rank, say
+from .replica import Replica
+from .snapshots import fingerprint
+from .state import Training
+
+
+class Disk:
+    """The snapshots and checkpoints of a session on one rank."""
+
+    def __init__(
+        self, training: Training, replica: Replica, folder: Folder | None, snapshot_every: int | None, timeout: float
+    ) -> None:
+        """folder: for checkpoints. snapshot_every: steps from one snapshot to the next. None: there are none.
+        timeout: seconds to wait for what is being copied or written."""
+        self._training, self._replica, self._folder = training, replica, folder
+        self.snapshot_every, self._timeout = snapshot_every, timeout
+        self._keeper: Keeper | None = None
+        # The steps of the newest snapshot, and of the newest checkpoint that was written, or tried.
+        self._snapshot, self._saved = 0, -1
+
+    def take_up(self) -> bool:
+        """Loads what an earlier worker left in the agent's memory. Returns whether there was a state. It counts as
+        this rank's own."""
+        mesh = self._replica.mesh
+        if self.snapshot_every is None or (local_rank() != 0 and mesh is None):
+            return False
+        facts = {"session": [fingerprint(self._training.model), self._training.sampler.facts()]}
+        if mesh is not None:
+            facts["part"] = [local_rank(), self._replica.size]
+        self._keeper = Keeper(
+            facts,
+            optimizers=[self._training.optimizer],
+            folder=self._folder,
+            sharded=mesh is not None,
+            layout=self._replica.layout,
+        )
+        held = {(one.step, one.round): one for one in self._keeper.held()}
+        newest = self._replica.common(held)
+        if newest is not None:
+            self.load(held[newest].copy(lambda _: mesh))
+        return newest is not None
+
+    def load(self, value: dict[str, Any]) -> None:
+        """Has the training continue from a state."""
+        if self._keeper:
+            self._keeper.wait()
+        self._training.load(value)
+        self._snapshot = self._training.step_number
+        if self._keeper:
+            self._keeper.began(self._training.step_number)
+
+    def copied(self) -> None:
+        """On a sharded model, waits for the snapshot that is being copied: then all ranks of the replica have it when
+        the next begins."""
+        if self._keeper and self._replica.mesh is not None:
+            self._keeper.copied(self._timeout)
+
+    def take_snapshot(self, place: dict[str, Any]) -> None:
+        """After a step: takes a snapshot if one is due."""
+        step = self._training.step_number
+        if self._keeper is None or step - self._snapshot < self.snapshot_every:
+            return
+        saves = self._replica.is_first(place["rank"])
+        rank_and_size = place["rank"], place["world_size"]
+        if self._keeper.take(step, place["round"], self._training.value(), rank_and_size, saves=saves):
+            self._snapshot = step
+
+    def save_if_due(self, place: dict[str, Any]) -> None:
+        """After a step: writes a checkpoint if one is due, and snapshots are not written instead."""
+        if self._folder and not self._keeper and self._training.step_number % self._folder.every == 0:
+            self.save_by_rank_0(place)
+
+    def save_by_rank_0(self, place: dict[str, Any]) -> None:
+        """Has rank 0 write a checkpoint; of a sharded model its whole replica."""
+        self._saved = self._training.step_number
+        if self._replica.is_first(place["rank"]):
+            self._save(place, leads=place["rank"] == 0)
+
+    def save_alone(self, place: dict[str, Any]) -> None:
+        """Writes this rank's state if no checkpoint has its last step: perhaps no other worker has the state. Others
+        that leave write theirs."""
+        if self._saved < self._training.step_number:
+            self._save(place, f"-rank-{place['rank']}", leads=local_rank() == 0)
+
+    def close(self, *, forget: bool) -> None:
+        """Ends the copying. forget: no worker will resume from what is in memory."""
+        if self._keeper:
+            self._keeper.close(forget=forget)
+
+    def _save(self, place: dict[str, Any], note: str = "", *, leads: bool) -> None:
+        """Writes and commits a checkpoint. Training continues if the disk is full."""
+        if self._folder is None:
+            return
+        if self._keeper:
+            # An older snapshot that is being written must not be committed after this.
+            self._keeper.settle(self._timeout)
+        step, round_, layout = self._training.step_number, place["round"], self._replica.layout
+        try:
+            if layout is None:
+                checkpoints.save(self._folder, self._training.value(), step, round_, note)
+            else:
+                described = tree.take_apart(self._training.value())
+                checkpoints.save_part(self._folder, layout, described, step, round_, leads=leads)
+        except (OSError, ValueError, worker.AgentError) as error:
+            say(f"the checkpoint of step {step} is not saved: {error}")

@@ -1,0 +1,208 @@
+"""The rounds of a session: this worker's place in each, its group, one state for all ranks, and the way out.
+
+    STARTING ──▶ IN_GROUP ──▶ BETWEEN ──▶ IN_GROUP …
+                     │           │ SIGTERM: after the step, or while no step runs
+                     └───────────┴──▶ LEAVING
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any, NoReturn
+
+from .. import worker
+from . import checkpoints, state
+from .choice import Offer, choose
+from .disk import Disk
+from .group import Group, GroupLost
+from .keeper import say
+from .nccl import Nccl
+from .replica import Replica
+from .state import Training
+
+# What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.
+STOPPED = 128 + signal.SIGTERM
+# Seconds to wait for a worker that may bring the newest state back.
+_RETURN = 60.0
+
+
+class Phase(enum.Enum):
+    """Where a worker is. What SIGTERM does depends on it."""
+
+    # It has nothing of the job's yet: SIGTERM ends it.
+    STARTING = enum.auto()
+    # It meets the ranks of a round, or trains with them: SIGTERM is a vote after the step.
+    IN_GROUP = enum.auto()
+    # It waits for the next round, in no group: SIGTERM has it save its state and end.
+    BETWEEN = enum.auto()
+    # It saves its state and ends.
+    LEAVING = enum.auto()
+
+
+class Departure:
+    """SIGTERM, and what a worker does about it."""
+
+    def __init__(self) -> None:
+        self.phase, self.asked = Phase.STARTING, False
+        self._process, self._former = os.getpid(), None
+
+    def begin(self) -> None:
+        """Listens to SIGTERM, if this is the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            self._former = signal.signal(signal.SIGTERM, self._ask)
+
+    def end(self) -> None:
+        """Restores the script's own handler."""
+        if self._former is not None:
+            signal.signal(signal.SIGTERM, self._former)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A DataLoader's worker has inherited this.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        self.asked = True
+        if self.phase in (Phase.STARTING, Phase.BETWEEN):
+            sys.exit(STOPPED)
+
+
+class Membership:
+    """This worker among the ranks of the job."""
+
+    def __init__(
+        self, training: Training, disk: Disk, replica: Replica, nccl: Nccl, timeouts: tuple[float, float]
+    ) -> None:
+        """timeouts: seconds for an operation between ranks, and to wait for a round after a group is broken."""
+        self._training, self._disk, self._replica, self._nccl = training, disk, replica, nccl
+        self._operation_timeout, self._loss_timeout = timeouts
+        self.group: Group | None = None
+        self.place: dict[str, Any] = {}
+        self.departure = Departure()
+        self.longest_step = 0.0
+        # The step of the furthest state that this rank knows of. Perhaps no rank has it any more.
+        self._known = 0
+
+    def enter_first(self) -> None:
+        """Enters this worker's first group, with the state that an earlier worker left."""
+        if worker.available():
+            worker.on_round_change(self._round_forms)
+            place = worker.ready()
+            if self._disk.take_up():
+                self.departure.phase = Phase.BETWEEN
+        elif os.environ.get("WORLD_SIZE", "1") == "1":
+            place = {"rank": 0, "world_size": 1, "round": 0, "checkpoint": None}
+        else:
+            raise worker.AgentError(
+                "WORLD_SIZE is set, but elastic-agent has not started this process: start it by elastic-agent, or by "
+                "itself"
+            )
+        try:
+            self._enter(place)
+        except GroupLost as error:
+            self.enter_next(str(error))
+
+    def enter_next(self, lost: str | None) -> None:
+        """Leaves the group, and enters the next round's. lost: why the group is broken, if it is."""
+        while True:
+            self.leave_group()
+            if self.departure.asked:
+                self._leave()
+            if not worker.available():
+                raise RuntimeError(f"the group is lost ({lost}), and there is no agent that forms another")
+            try:
+                if self.departure.phase is Phase.IN_GROUP:
+                    self.departure.phase = Phase.BETWEEN
+                if not worker.forms_within(self._loss_timeout):
+                    worker.request_round(f"its group is broken: {lost or 'a change that did not come'}")
+                # The agent bounds this wait: by join_timeout, and its own end.
+                place = worker.quiesce(self._training.step_number)
+            except SystemExit:
+                self._leave()
+            except worker.AgentError as error:
+                raise worker.AgentError(f"{error}; the group was left because: {lost or 'it changes'}") from error
+            try:
+                self._enter(place)
+                return
+            except GroupLost as error:
+                # Not the error itself: its frames would keep the connections.
+                lost = str(error)
+
+    def leave_group(self) -> None:
+        """Leaves the group, if there is one."""
+        group, self.group = self.group, None
+        if group:
+            group.close()
+
+    def meet_at_the_end(self) -> None:
+        """Waits until every rank has done the last step: one that has not needs the state of another."""
+        self.group.gather(self._training.step_number)
+
+    def _enter(self, place: dict[str, Any]) -> None:
+        """Joins the ranks of a round, and comes to one state with them."""
+        if self.departure.phase is Phase.BETWEEN:
+            self.departure.phase = Phase.IN_GROUP
+        self.place = place
+        self._training.sampler.set_place(place["rank"], place["world_size"])
+        self.group = Group(self._replica.peers(place))
+        found: list[Any] = []
+        self._replica.together(lambda: found.append(self._meet_and_agree()))
+        (loaded,) = found
+        if loaded is not None:
+            self._disk.load(loaded)
+        self.departure.phase = Phase.IN_GROUP
+
+    def _meet_and_agree(self) -> Any:
+        """Gives all ranks the state that `choose` chooses; without any, what rank 0 began with. Returns what this rank
+        is to load, None if it has that state."""
+        group, checkpoint, mesh = self.group, self.place.get("checkpoint"), self._replica.mesh
+        group.join(timeout=self._operation_timeout, outdated=lambda: worker.forming() is not None, nccl=self._nccl)
+        mine = 0 if self.departure.phase is Phase.STARTING else self._training.step_number + 1
+        offers = [[Offer(one - 1)] if one else [] for one in group.gather(mine)]
+        choice = choose(offers, checkpoint["step"] if checkpoint else None)
+        self._wait_for_newer(choice.step)
+        if choice.source == "checkpoint" and group.rank == 0:
+            self._disk.load(checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh))
+        holders = choice.holders or (0,)
+        receivers = [rank for rank in range(group.size) if rank not in holders]
+        if group.rank in receivers:
+            return state.receive(group, holders, mesh)
+        if receivers:
+            state.send(group, self._training.value(), holders, receivers)
+        return None
+
+    def _wait_for_newer(self, newest: int) -> None:
+        """The rank with a state newer than `newest` died before another rank had it. With snapshots it is still in its
+        agent's memory, and comes back with that agent's next worker: this waits for it."""
+        known = max(self.group.gather(self._known))
+        self._known = max(newest, known)
+        if newest < known and self._disk.snapshot_every is not None:
+            say(f"no rank here has step {known}: waiting {_RETURN:.0f} s for the worker whose agent holds its snapshot")
+            if worker.forms_within(_RETURN):
+                raise GroupLost("the rank that had the newest state may come back")
+            self._known = newest
+
+    def _leave(self) -> NoReturn:
+        """Ends this worker, which was asked to leave and is in no group."""
+        if self.departure.phase is not Phase.STARTING:
+            self.departure.phase = Phase.LEAVING
+            self._disk.save_alone(self.place)
+        sys.exit(STOPPED)
+
+    def _round_forms(self, round_: int, reason: str) -> None:
+        until = time.monotonic() + min(worker.quiesce_time() / 2, max(1.0, 3 * self.longest_step))
+        threading.Thread(target=self._end_stuck_step, args=(round_, until), name="elastic-session", daemon=True).start()
+
+    def _end_stuck_step(self, round_: int, until: float) -> None:
+        """Cuts the group that round `round_` replaces, if it is still at work after `until`: a peer is silent, and no
+        connection says so. A step that ends in time is left alone, so that a planned change repeats nothing."""
+        while (group := self.group) is not None and group.round < round_:
+            if time.monotonic() > until:
+                group.cut()
+            time.sleep(0.02)

@@ -1,0 +1,215 @@
+//! What the agent knows of the workers that talk to it. Nothing is read or written here.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use elastic_node::Status;
+use elastic_proto::worker::{Assignment, FailureClass, ToWorker};
+use elastic_rendezvous::time::Time;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, mpsc, watch};
+
+use super::outgoing::Outgoing;
+use crate::store::participation::{JobPaths, JobStore};
+use crate::workers::snapshot_memory::Memories;
+
+/// How far a worker has come in a round, as it reported.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// The first step that it reported, and when.
+    pub first: (u64, Time),
+    /// Its newest step, and when it first reported that.
+    pub last: (u64, Time),
+    /// Epoch, counted from 0.
+    pub epoch: Option<u64>,
+    /// The newest training loss.
+    pub loss: Option<f64>,
+    /// Steps planned in all.
+    pub total_steps: Option<u64>,
+}
+
+/// How far the furthest worker of this node has come, in the newest round with a reported step. It is known
+/// until a worker of another round reports one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Furthest {
+    /// The round.
+    pub round: u64,
+    /// The node's position in the round.
+    pub group_rank: u32,
+    /// What the worker reported.
+    pub progress: Progress,
+}
+
+/// What a worker can do when a round forms, as far as it has told the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Awareness {
+    /// It has not registered.
+    Unknown,
+    /// It must be stopped.
+    Unaware,
+    /// It can quiesce.
+    Aware,
+    /// It has quiesced.
+    Quiesced,
+}
+
+/// What may come with a step.
+pub(super) struct Said {
+    pub(super) epoch: Option<u64>,
+    pub(super) loss: Option<f64>,
+    pub(super) total_steps: Option<u64>,
+}
+
+/// What the workers of the current round have reported.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub(super) failing: BTreeMap<u32, (FailureClass, String)>,
+    pub(super) progress: BTreeMap<u32, Progress>,
+}
+
+/// A worker's request for another round.
+#[derive(Debug)]
+pub struct RoundRequest {
+    /// The worker.
+    pub local_rank: u32,
+    /// The round that it wants to leave.
+    pub round: u64,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// State shared by all connections.
+pub(super) struct Shared {
+    pub(super) rendezvous: JobStore,
+    pub(super) paths: JobPaths,
+    pub(super) status: watch::Receiver<Status>,
+    pub(super) state: Mutex<SocketState>,
+    /// Notified when a connection was read to its end.
+    pub(super) ended: Notify,
+    /// Notified when a worker's awareness may have changed.
+    pub(super) awareness: Notify,
+    /// Notified when a worker has asked for another round.
+    pub(super) round_asked: Notify,
+}
+
+/// A worker's connection, until it is read to its end.
+pub(super) struct Connection {
+    pub(super) line: mpsc::Sender<Outgoing>,
+    /// Closes the connection.
+    pub(super) let_go: Arc<Notify>,
+    pub(super) registered: Option<Registered>,
+    /// The process id of the peer that opened it.
+    pub(super) pid: Option<i32>,
+}
+
+impl Connection {
+    /// Sends the worker news of rounds, or closes the connection if there is no room for it.
+    pub(super) fn tell(&self, message: ToWorker) {
+        if let Err(TrySendError::Full(_)) = self.line.try_send(message.into()) {
+            tracing::warn!(pid = self.pid, "a worker does not read its agent's messages: closing its connection");
+            self.let_go.notify_one();
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Registered {
+    pub(super) local_rank: u32,
+    pub(super) aware: bool,
+    pub(super) quiesced: bool,
+    /// Whether the worker has received its first place.
+    pub(super) welcomed: bool,
+}
+
+#[derive(Default)]
+pub(super) struct SocketState {
+    /// The places of this node's workers, by local rank. Empty while no workers run.
+    pub(super) places: Vec<Assignment>,
+    /// How long a worker waits at a barrier.
+    pub(super) barrier_timeout: Duration,
+    /// Whether the workers were started before they had places.
+    pub(super) ahead: bool,
+    pub(super) told: Told,
+    pub(super) furthest: Option<Furthest>,
+    /// What the agent told the workers about the round that is forming.
+    pub(super) forming: Option<ToWorker>,
+    /// The first request for another round, until it is taken.
+    pub(super) round_asked: Option<RoundRequest>,
+    /// The workers' memory that outlives them.
+    pub(super) memories: Memories,
+    pub(super) next: u64,
+    pub(super) connections: BTreeMap<u64, Connection>,
+}
+
+impl SocketState {
+    /// What the connections that have registered can do.
+    pub(super) fn registered(&self) -> impl Iterator<Item = Registered> {
+        self.connections.values().filter_map(|connection| connection.registered)
+    }
+
+    /// Registers a worker on a connection. Returns the messages to send to it.
+    pub(super) fn register(&mut self, id: u64, local_rank: u32, aware: bool) -> Vec<ToWorker> {
+        let place = self.places.get(local_rank as usize).cloned();
+        if place.is_none() && !self.ahead {
+            let message = format!("no worker of this node has local rank {local_rank} just now");
+            return vec![ToWorker::Error { id: None, message, again: false }];
+        }
+        let welcomed = place.is_some();
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.registered = Some(Registered { local_rank, aware, quiesced: aware && !welcomed, welcomed });
+        }
+        // The worker may register so late that the next round is already forming.
+        let forming = self.forming.clone().filter(|_| welcomed);
+        place.map(ToWorker::Welcome).into_iter().chain(forming).collect()
+    }
+
+    /// Records that the worker of this local rank has done `step` steps.
+    pub(super) fn progressed(&mut self, local_rank: u32, step: u64, said: Said) {
+        let now = (step, elastic_store::clock::now());
+        let before = self.told.progress.get(&local_rank);
+        let progress = Progress {
+            // A worker that goes back to an earlier step counts from there.
+            first: before.map(|before| before.first).filter(|first| first.0 <= step).unwrap_or(now),
+            last: before.map(|before| before.last).filter(|last| last.0 == step).unwrap_or(now),
+            epoch: said.epoch,
+            loss: said.loss.or(before.and_then(|before| before.loss)),
+            total_steps: said.total_steps,
+        };
+        self.told.progress.insert(local_rank, progress);
+        let Some(place) = self.places.get(local_rank as usize) else { return };
+        let (round, group_rank) = (place.round, place.group_rank);
+        if self.furthest.is_none_or(|furthest| furthest.round != round || furthest.progress.last.0 <= step) {
+            self.furthest = Some(Furthest { round, group_rank, progress });
+        }
+    }
+
+    /// Records that the worker of a connection asks for another round instead of `round`.
+    pub(super) fn ask_round(&mut self, id: u64, round: u64, reason: String) -> Result<(), &'static str> {
+        let worker = self.connections.get(&id).and_then(|connection| connection.registered);
+        let Some(Registered { local_rank, aware: true, .. }) = worker else {
+            return Err("only a worker that has registered with `round_aware` can ask for a round");
+        };
+        self.round_asked.get_or_insert(RoundRequest { local_rank, round, reason });
+        Ok(())
+    }
+
+    /// Records that the worker of a connection has quiesced.
+    pub(super) fn quiesced(&mut self, id: u64) -> Result<(), &'static str> {
+        let worker = self.connections.get_mut(&id).and_then(|connection| connection.registered.as_mut());
+        match worker {
+            Some(worker) if worker.aware && self.forming.is_some() => {
+                worker.quiesced = true;
+                Ok(())
+            }
+            Some(worker) if worker.aware => Err("no round is forming, so there is nothing to quiesce for"),
+            _ => Err("only a worker that has registered with `round_aware` can quiesce"),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, SocketState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
