@@ -1,10 +1,13 @@
 //! What a node does about records and stores that are not as they should be. The simulation plays whole histories.
 
+mod campaigns;
+mod joining;
+
 use serde_json::{Value, json};
 
 use super::*;
-use crate::job::{JobId, JobSecret, Keys, NodeRecord, Protocols, Release};
-use crate::kv::{Event, Guard, KeyValue, LeaseId, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
+use crate::job::{JobId, JobSecret, Keys, NodeRecord};
+use crate::kv::{Event, KeyValue, LeaseId, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
 const NOW: Time = Time::from_millis(100_000);
@@ -112,170 +115,6 @@ fn until_it_campaigns(member: &mut Member, mut out: Vec<MemberOutput>) -> (Time,
     (now, out)
 }
 
-#[test]
-fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
-    let record = json!({ "node": "b:1", "peer": { "host": "mute", "port": 1 } }).to_string();
-    let key = keys().leader();
-    for (what, value, lease) in [
-        ("rubbish", "rubbish", None),
-        ("rubbish on a lease", "rubbish", Some(LeaseId(9))),
-        ("a leader without a lease, which may accept and never answer", record.as_str(), None),
-    ] {
-        // Given such a record, at the time of joining
-        let (mut member, out) = joined(Some(kv(key.clone(), value, 9, 9, lease)));
-        let (at, out) = until_it_campaigns(&mut member, out);
-        assert!(at < NOW + Duration::from_secs(5), "{what}");
-        // then it is replaced, if it is still there, and is named once
-        assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(9))], "{what}");
-        let warns = |output: &&MemberOutput| matches!(output, MemberOutput::Warn(line) if line.contains(&key));
-        assert_eq!(out.iter().filter(warns).count(), 1, "{what}: {out:?}");
-        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Pulse(Some(_)))), "{what}");
-
-        // Given it later, over a leader that was there
-        let held = kv(key.clone(), &record, 8, 8, Some(LeaseId(9)));
-        let (mut member, out) = joined(Some(held));
-        assert!(out.iter().any(|output| matches!(output, MemberOutput::Pulse(Some(_)))), "{what}");
-        let out = member.step(NOW, news(kv(key.clone(), value, 8, 12, lease)));
-        let (at, out) = until_it_campaigns(&mut member, out);
-        assert!(at < NOW + Duration::from_secs(5), "{what}");
-        assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(12))], "{what}");
-    }
-    // A leader with a lease is left alone.
-    let (_, out) = joined(Some(kv(key, &record, 9, 9, Some(LeaseId(9)))));
-    assert_eq!(campaign(&out), None);
-}
-
-#[test]
-fn a_leader_s_end_has_few_campaign_at_once_however_many_there_are() {
-    // From the first campaign until its outcome has come to all.
-    let heard = Duration::from_millis(20);
-    for (members, most) in [(3_u32, 3), (100, 40), (1_000, 40), (4_000, 80)] {
-        // Given a round of so many
-        let mut sealed = sealed_round();
-        sealed["sealed"]["nodes"] = json!(members);
-        // when its leader dies,
-        let campaigns = |seed: u64, after: Duration| {
-            let mut member = running_in(MemberSetup { seed, ..setup() }, sealed.clone());
-            member.step(NOW, MemberInput::LeaderDead(Revision(9)));
-            campaign(&member.step(NOW + after, MemberInput::Tick)).is_some()
-        };
-        // Seeds as nodes have them.
-        let count = |after| (0..members).filter(|node| campaigns(u64::from(32_768 + node) << 8 | 1, after)).count();
-        // then somebody campaigns soon, and few do before they hear of it
-        assert!(count(heard * 5) > 0, "{members}");
-        assert!(count(heard) <= most, "{members}: {}", count(heard));
-    }
-}
-
-#[test]
-fn members_campaign_before_nodes_without_a_place() {
-    let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
-    let leader = kv(keys().leader(), &leader, 8, 8, Some(LeaseId(9)));
-    let first = |mut member: Member, term: i64| {
-        let out = member.step(NOW, MemberInput::LeaderDead(Revision(term)));
-        until_it_campaigns(&mut member, out).0.since(NOW)
-    };
-    let newcomer = joined_to(setup(), sealed_round(), None, Some(leader.clone())).0;
-    assert!(first(newcomer, 8) >= Duration::from_millis(100));
-    assert!(first(running(), 9) <= Duration::from_millis(50));
-    // Where no node has one yet, no node waits for others.
-    let first_of_all = joined_to(setup(), forming(), None, Some(leader)).0;
-    assert!(first(first_of_all, 8) <= Duration::from_millis(50));
-}
-
-#[test]
-fn a_newcomer_joins_a_job_whose_operators_word_nobody_can_read() {
-    for flags in [3, 2] {
-        let mut setup = setup();
-        setup.spec.max_nodes = flags;
-        let mut member = Member::new(setup);
-        let _asks = member.step(NOW, MemberInput::Tick);
-        let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
-        let rubbish = kv(keys().desired(), "rubbish", 8, 8, None);
-        let out = member
-            .step(NOW, answer(Call::Join, true, 10, vec![Some(spec), Some(round(3, 3, forming())), Some(rubbish)]));
-        assert!(out.iter().any(|output| matches!(output, MemberOutput::Grant(_))), "max_nodes {flags}: {out:?}");
-    }
-}
-
-#[test]
-fn a_place_comes_with_the_jobs_own_spec() {
-    let mut setup = setup();
-    (setup.spec.max_restarts, setup.spec.timings.start_timeout) = (7, Duration::from_secs(1));
-    let job: Spec = serde_json::from_value(spec()).unwrap();
-    let wish = kv(keys().desired(), r#"{"max_nodes":3}"#, 4, 4, None);
-    let (_, start) = placed(setup, sealed_round(), Some(wish));
-    assert_eq!(start.spec, job);
-}
-
-#[test]
-fn a_newcomer_that_cannot_be_heard_is_refused_whatever_an_operator_has_changed() {
-    for (theirs, ours) in [(false, true), (true, false), (true, true)] {
-        let mut setup = setup();
-        setup.spec.peer_tls = ours;
-        let mut member = Member::new(setup);
-        let _asks = member.step(NOW, MemberInput::Tick);
-        let mut job = spec();
-        job["peer_tls"] = theirs.into();
-        let read = [
-            kv(keys().spec(), &job.to_string(), 2, 2, None),
-            round(3, 3, forming()),
-            kv(keys().desired(), r#"{"max_nodes":3}"#, 4, 4, None),
-        ];
-        let out = member.step(NOW, answer(Call::Join, true, 10, read.map(Some).to_vec()));
-        let refused = out
-            .iter()
-            .any(|output| matches!(output, MemberOutput::End(End::Refused(why)) if why.starts_with("--peer-cert is ")));
-        assert_eq!(refused, theirs != ours, "{theirs} {ours}: {out:?}");
-    }
-}
-
-#[test]
-fn a_job_of_another_protocol_is_left_alone_while_it_lives() {
-    let ours = Release { version: "0.1.0".into(), protocols: Protocols { oldest: 1, newest: 2 } };
-    let joins = |protocol: u32, state: &str, nodes: i64| {
-        let mut setup = setup();
-        (setup.spec.protocol, setup.spec.release) = (2, Some(ours.clone()));
-        let mut member = Member::new(setup);
-        let _asks = member.step(NOW, MemberInput::Tick);
-        // Of a later version no one knows what else is there; and an operator's wish excuses nothing.
-        let mut job = if protocol > 2 { json!({}) } else { spec() };
-        job["protocol"] = protocol.into();
-        let mut round_record = forming();
-        round_record["state"] = state.into();
-        let read = [
-            kv(keys().spec(), &job.to_string(), 2, 2, None),
-            round(3, 3, round_record),
-            kv(keys().desired(), r#"{"max_nodes":3}"#, 4, 4, None),
-        ];
-        let mut results: Vec<_> = read.into_iter().map(|kv| OpResult::Values(vec![kv])).collect();
-        results.extend([OpResult::Values(vec![]), OpResult::Count(nodes)]);
-        let result = Ok(TxnResult { succeeded: true, revision: Revision(10), results });
-        member.step(NOW, MemberInput::Answered { call: Call::Join, sent: NOW, result })
-    };
-    let ended = |out: &[MemberOutput]| {
-        out.iter().find_map(|output| if let MemberOutput::End(end) = output { Some(end.clone()) } else { None })
-    };
-    // The older one is joined, and spoken.
-    assert!(joins(1, "forming", 1).iter().any(|output| matches!(output, MemberOutput::Grant(_))));
-    // A newer one is not, whatever else holds.
-    for (state, nodes) in [("forming", 1), ("running", 0), ("failed", 1)] {
-        let out = joins(3, state, nodes);
-        let Some(End::Refused(why)) = ended(&out) else { panic!("{state}: {out:?}") };
-        assert!(why.contains("protocol version 3") && why.contains("0.1.0 (protocol 1 and 2)"), "{why}");
-        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Txn(..) | MemberOutput::Grant(_))), "{out:?}");
-    }
-    assert_eq!(ended(&joins(3, "succeeded", 1)), Some(End::Succeeded));
-    assert_eq!(ended(&joins(3, "closed", 0)), Some(End::Closed));
-    // Of a failure of which no one is left, it begins the next generation, by its own newest.
-    let out = joins(3, "failed", 0);
-    let begun = out.iter().find_map(|output| match output {
-        MemberOutput::Txn(Call::Begin, txn) => Some(format!("{txn:?}")),
-        _ => None,
-    });
-    assert!(begun.is_some(), "{out:?}");
-}
-
 /// Round 1, with this node alone.
 fn sealed_round() -> Value {
     json!({
@@ -339,34 +178,6 @@ fn a_lease_proves_something_once_the_own_key_hangs_on_it() {
     // until its key is there again
     member.step(later, answers(Call::Own, 21, vec![current(), None]));
     assert_eq!(member.proofs.leased, later);
-}
-
-#[test]
-fn a_new_leader_knows_whom_it_follows_and_since_when_that_is_silent() {
-    let word = Word {
-        round: 1,
-        revision: Revision(12),
-        running: true,
-        proof_age: Duration::ZERO,
-        all_heard: Some(Duration::ZERO),
-    };
-    let later = NOW + Duration::from_secs(2);
-    // Given a node that has heard its leader, or never has since it got its lease
-    for (heard, silent_since) in [(Some(later), later), (None, NOW)] {
-        let mut member = running();
-        if let Some(heard) = heard {
-            member.step(heard, MemberInput::Word { sent: NOW, term: Revision(9), word });
-        }
-        // when the leader's key goes, and it is elected
-        let now = NOW + Duration::from_secs(9);
-        let gone = Event::Delete { key: keys().leader(), revision: Revision(30) };
-        let out = member.step(now, MemberInput::Watched(WatchUpdate::Events(vec![gone])));
-        let (now, _) = until_it_campaigns(&mut member, out);
-        let out = member.step(now, answer(Call::Campaign, true, 31, vec![]));
-        // then
-        let former = Former { node: NodeId::from_text("b:1"), dead: false, silent_since };
-        assert!(out.contains(&MemberOutput::Lead(Revision(31), Some(former))), "{out:?}");
-    }
 }
 
 #[test]
@@ -549,39 +360,5 @@ fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_th
             let wanted = member.wanted().map(|own| (own.phase, own.round, own.lacks_workers));
             assert_eq!(wanted, Some((crate::job::Phase::Waiting, None, false)));
         }
-    }
-}
-
-#[test]
-fn a_node_that_cannot_join_in_time_ends_with_the_reason_and_does_not_hang() {
-    for answers in ["none", "late", "failures"] {
-        // Given a node whose read of the job is under way, or fails
-        let mut member = Member::new(setup());
-        let mut out = member.step(NOW, MemberInput::Tick);
-        assert!(matches!(out[..], [MemberOutput::Txn(Call::Join, _)]), "{out:?}");
-        let failed = || MemberInput::Answered {
-            call: Call::Join,
-            sent: NOW,
-            result: Err(StoreError::Unavailable { endpoints: "e".into(), cause: "refused".into() }),
-        };
-        if answers == "failures" {
-            member.step(NOW, failed());
-        }
-        // when join_timeout is over
-        let over = NOW + Duration::from_secs(60);
-        while let Some(at) = member.deadline().filter(|_| !member.is_over()) {
-            assert!(!member.is_stuck() && at <= over, "{answers}: {at:?}");
-            let late = answers == "late" && at == over;
-            out = member.step(at, if late { failed() } else { MemberInput::Tick });
-            if answers == "failures" && out.iter().any(|output| matches!(output, MemberOutput::Txn(..))) {
-                member.step(at, failed());
-            }
-        }
-        // then it ends
-        let end = out.iter().find_map(|output| match output {
-            MemberOutput::End(End::StoreLost(why)) => Some(why.as_str()),
-            _ => None,
-        });
-        assert!(end.is_some_and(|why| why.contains("gave up after join_timeout")), "{answers}: {out:?}");
     }
 }

@@ -1,0 +1,103 @@
+//! When a node campaigns, and what it knows of the leader before.
+
+use super::*;
+use crate::kv::Guard;
+
+#[test]
+fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
+    let record = json!({ "node": "b:1", "peer": { "host": "mute", "port": 1 } }).to_string();
+    let key = keys().leader();
+    for (what, value, lease) in [
+        ("rubbish", "rubbish", None),
+        ("rubbish on a lease", "rubbish", Some(LeaseId(9))),
+        ("a leader without a lease, which may accept and never answer", record.as_str(), None),
+    ] {
+        // Given such a record, at the time of joining
+        let (mut member, out) = joined(Some(kv(key.clone(), value, 9, 9, lease)));
+        let (at, out) = until_it_campaigns(&mut member, out);
+        assert!(at < NOW + Duration::from_secs(5), "{what}");
+        // then it is replaced, if it is still there, and is named once
+        assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(9))], "{what}");
+        let warns = |output: &&MemberOutput| matches!(output, MemberOutput::Warn(line) if line.contains(&key));
+        assert_eq!(out.iter().filter(warns).count(), 1, "{what}: {out:?}");
+        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Pulse(Some(_)))), "{what}");
+
+        // Given it later, over a leader that was there
+        let held = kv(key.clone(), &record, 8, 8, Some(LeaseId(9)));
+        let (mut member, out) = joined(Some(held));
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::Pulse(Some(_)))), "{what}");
+        let out = member.step(NOW, news(kv(key.clone(), value, 8, 12, lease)));
+        let (at, out) = until_it_campaigns(&mut member, out);
+        assert!(at < NOW + Duration::from_secs(5), "{what}");
+        assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(12))], "{what}");
+    }
+    // A leader with a lease is left alone.
+    let (_, out) = joined(Some(kv(key, &record, 9, 9, Some(LeaseId(9)))));
+    assert_eq!(campaign(&out), None);
+}
+
+#[test]
+fn a_leader_s_end_has_few_campaign_at_once_however_many_there_are() {
+    // From the first campaign until its outcome has come to all.
+    let heard = Duration::from_millis(20);
+    for (members, most) in [(3_u32, 3), (100, 40), (1_000, 40), (4_000, 80)] {
+        // Given a round of so many
+        let mut sealed = sealed_round();
+        sealed["sealed"]["nodes"] = json!(members);
+        // when its leader dies,
+        let campaigns = |seed: u64, after: Duration| {
+            let mut member = running_in(MemberSetup { seed, ..setup() }, sealed.clone());
+            member.step(NOW, MemberInput::LeaderDead(Revision(9)));
+            campaign(&member.step(NOW + after, MemberInput::Tick)).is_some()
+        };
+        // Seeds as nodes have them.
+        let count = |after| (0..members).filter(|node| campaigns(u64::from(32_768 + node) << 8 | 1, after)).count();
+        // then somebody campaigns soon, and few do before they hear of it
+        assert!(count(heard * 5) > 0, "{members}");
+        assert!(count(heard) <= most, "{members}: {}", count(heard));
+    }
+}
+
+#[test]
+fn members_campaign_before_nodes_without_a_place() {
+    let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
+    let leader = kv(keys().leader(), &leader, 8, 8, Some(LeaseId(9)));
+    let first = |mut member: Member, term: i64| {
+        let out = member.step(NOW, MemberInput::LeaderDead(Revision(term)));
+        until_it_campaigns(&mut member, out).0.since(NOW)
+    };
+    let newcomer = joined_to(setup(), sealed_round(), None, Some(leader.clone())).0;
+    assert!(first(newcomer, 8) >= Duration::from_millis(100));
+    assert!(first(running(), 9) <= Duration::from_millis(50));
+    // Where no node has one yet, no node waits for others.
+    let first_of_all = joined_to(setup(), forming(), None, Some(leader)).0;
+    assert!(first(first_of_all, 8) <= Duration::from_millis(50));
+}
+
+#[test]
+fn a_new_leader_knows_whom_it_follows_and_since_when_that_is_silent() {
+    let word = Word {
+        round: 1,
+        revision: Revision(12),
+        running: true,
+        proof_age: Duration::ZERO,
+        all_heard: Some(Duration::ZERO),
+    };
+    let later = NOW + Duration::from_secs(2);
+    // Given a node that has heard its leader, or never has since it got its lease
+    for (heard, silent_since) in [(Some(later), later), (None, NOW)] {
+        let mut member = running();
+        if let Some(heard) = heard {
+            member.step(heard, MemberInput::Word { sent: NOW, term: Revision(9), word });
+        }
+        // when the leader's key goes, and it is elected
+        let now = NOW + Duration::from_secs(9);
+        let gone = Event::Delete { key: keys().leader(), revision: Revision(30) };
+        let out = member.step(now, MemberInput::Watched(WatchUpdate::Events(vec![gone])));
+        let (now, _) = until_it_campaigns(&mut member, out);
+        let out = member.step(now, answer(Call::Campaign, true, 31, vec![]));
+        // then
+        let former = Former { node: NodeId::from_text("b:1"), dead: false, silent_since };
+        assert!(out.contains(&MemberOutput::Lead(Revision(31), Some(former))), "{out:?}");
+    }
+}
