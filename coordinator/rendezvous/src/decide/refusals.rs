@@ -39,9 +39,13 @@ fn dismissals(view: &View) -> Option<(Verdict, String)> {
 fn contested_places(view: &View) -> Option<(Verdict, String)> {
     let roster = &view.roster;
     let claimants = roster.contested().flat_map(|place| roster.claiming(place));
-    let others = |record: &NodeRecord| record.place.map(|place| roster.claiming(place)).into_iter().flatten();
     let elsewhere = |a: &NodeRecord, b: &NodeRecord| a.name != b.name || a.machine != b.machine;
-    let (node, record, holder) = clash(view, claimants, others, elsewhere)?;
+    let (node, record, holder) = clash(
+        view,
+        claimants,
+        |record| record.place.map(|place| roster.claiming(place)).into_iter().flatten(),
+        elsewhere,
+    )?;
     let reason = format!(
         "node rank {} is claimed by {} on {} and by {}: give each node its own --node-rank",
         record.place?,
@@ -56,9 +60,8 @@ fn contested_places(view: &View) -> Option<(Verdict, String)> {
 fn clashes(view: &View) -> Option<(Verdict, String)> {
     let roster = &view.roster;
     let bearers = roster.shared_names().flat_map(|name| roster.named(name));
-    let others = |record: &NodeRecord| roster.named(&record.name);
     let elsewhere = |a: &NodeRecord, b: &NodeRecord| a.name == b.name && a.machine != b.machine;
-    let (node, _, holder) = clash(view, bearers, others, elsewhere)?;
+    let (node, _, holder) = clash(view, bearers, |record| roster.named(&record.name), elsewhere)?;
     let reason =
         format!("the node name {} is taken by {}: give each node its own --node-name", holder.name, holder.host);
     Some((Verdict::Refuse(vec![refusal(node, &reason)]), reason))
