@@ -1,10 +1,12 @@
 //! A node's timers, by name: when it wants to be called, and whether it may wait for ever.
 
+use std::collections::BTreeMap;
+
 use super::{Call, Member, Mode, Workers};
 use crate::time::Time;
 
 /// What a node does when its time comes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     /// Kills its workers: nothing proves any more that they may live.
     Fence,
@@ -24,42 +26,26 @@ pub(super) enum Timer {
     Leave,
 }
 
-impl Timer {
-    const ALL: [Timer; 8] = [
-        Timer::Fence,
-        Timer::Join,
-        Timer::Look,
-        Timer::Retry,
-        Timer::Lease,
-        Timer::Prove,
-        Timer::Campaign,
-        Timer::Leave,
-    ];
-}
-
 /// When each timer goes off that is set. [`Timer::Fence`] is never: it follows from what is proven.
 #[derive(Debug, Clone)]
-pub(super) struct Timers([Option<Time>; Timer::ALL.len()]);
+pub(super) struct Timers(BTreeMap<Timer, Time>);
 
 impl Timers {
     /// A node's first: what it keeps alive is due at once, as soon as it has it.
     pub(super) fn new() -> Timers {
-        let mut timers = Timers([None; Timer::ALL.len()]);
-        timers.set(Timer::Lease, Time::ZERO);
-        timers.set(Timer::Prove, Time::ZERO);
-        timers
+        Timers(BTreeMap::from([(Timer::Lease, Time::ZERO), (Timer::Prove, Time::ZERO)]))
     }
 
     pub(super) fn get(&self, timer: Timer) -> Option<Time> {
-        self.0[timer as usize]
+        self.0.get(&timer).copied()
     }
 
     pub(super) fn set(&mut self, timer: Timer, at: Time) {
-        self.0[timer as usize] = Some(at);
+        self.0.insert(timer, at);
     }
 
     pub(super) fn stop(&mut self, timer: Timer) {
-        self.0[timer as usize] = None;
+        self.0.remove(&timer);
     }
 }
 
@@ -104,7 +90,8 @@ impl Member {
 
     /// When it wants a [`MemberInput::Tick`](super::MemberInput::Tick) at the latest.
     pub fn deadline(&self) -> Option<Time> {
-        Timer::ALL.into_iter().filter_map(|timer| self.timer(timer)).min()
+        let set = self.timers.0.keys().copied().chain([Timer::Fence]);
+        set.filter_map(|timer| self.timer(timer)).min()
     }
 
     /// Whether nothing would ever call it again: its part is not over, no timer is set, and nothing that it asked for is
