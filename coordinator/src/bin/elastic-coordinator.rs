@@ -120,7 +120,6 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     led
 }
 
-/// Begins to serve `--http`.
 fn serve_http(
     cli: &Cli,
     address: SocketAddr,
@@ -168,7 +167,6 @@ fn peer_listen(cli: &Cli) -> SocketAddr {
     cli.peer_listen.unwrap_or(SocketAddr::new(any.into(), PEER_PORT))
 }
 
-/// Where agents reach the peer port.
 fn peer(cli: &Cli, bound: SocketAddr) -> anyhow::Result<Endpoint> {
     let Some(given) = &cli.peer_address else {
         let host = if bound.ip().is_unspecified() { outward(cli) } else { bound.ip() };
@@ -209,7 +207,6 @@ fn resolve(etcd: &str) -> Option<SocketAddr> {
     found.next()
 }
 
-/// SIGTERM or SIGINT.
 async fn signalled() {
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {

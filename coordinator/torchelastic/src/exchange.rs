@@ -36,7 +36,6 @@ struct RoleInfo {
     local_world_size: u32,
 }
 
-/// What this node brings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Own<'a> {
     pub(super) role: &'a str,
@@ -168,7 +167,6 @@ pub(super) fn done(files: &Files, size: u32) -> u32 {
     marked.max(counted)
 }
 
-/// Whether all have.
 pub(super) fn all_done(files: &Files, size: u32) -> bool {
     files.kv_raw(ALL_DONE).is_some() || (0..size).all(|rank| files.kv_raw(&done_mark(rank)).is_some())
 }

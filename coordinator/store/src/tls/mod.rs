@@ -53,7 +53,6 @@ pub(crate) fn key(file: &str, pem: &[u8]) -> Result<PrivateKeyDer<'static>, Stri
     PrivateKeyDer::from_pem_slice(pem).map_err(|error| format!("{file}: {error}"))
 }
 
-/// The authorities of a PEM text.
 pub(crate) fn roots(file: &str, pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for root in certificates(file, pem)? {
@@ -62,7 +61,6 @@ pub(crate) fn roots(file: &str, pem: &[u8]) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// The one provider of this program.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

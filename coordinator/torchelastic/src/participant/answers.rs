@@ -119,7 +119,6 @@ impl Participant {
         }
     }
 
-    /// A step towards a new version.
     fn made(&mut self, call: Call, outcome: Result<Entry, Refusal>) {
         let Mode::Making(_, step) = &mut self.mode else { return };
         let next = match (call, outcome) {

@@ -173,7 +173,6 @@ impl Participant {
         Err(since + TORCHRUN_TTL)
     }
 
-    /// The rendezvous is closed for good.
     fn turned_away(&mut self, now: Time, state: &RendezvousState) {
         let version = state.version.clone().unwrap_or_default();
         let end = match &state.end {
@@ -231,7 +230,6 @@ impl Participant {
         }
     }
 
-    /// In a version that is being formed.
     pub(super) fn joined(&mut self, now: Time, place: &VersionRank, since: Time) {
         let Some(known) = self.view.active() else { return };
         let Some(active) = known.filter(|active| active.state.version.as_ref() == Some(&place.version)).cloned() else {
