@@ -20,7 +20,7 @@ use elastic_store::Store;
 use elastic_store::embedded::{EmbeddedServer, Options};
 use elastic_store::listener::{self, listen};
 use elastic_store::metered::Metered;
-use elastic_store::tls::{MutualTls, ServerSettings, https};
+use elastic_store::tls::{MutualTls, ServerSettings, http_certificate};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
@@ -128,7 +128,7 @@ fn serve_http(
     peers: Option<&MutualTls>,
 ) -> anyhow::Result<()> {
     let files = cli.http_cert.clone().zip(cli.http_key.clone());
-    let own = files.map(|(certificate, key)| https::certificate(certificate, key)).transpose();
+    let own = files.map(|(certificate, key)| http_certificate(certificate, key)).transpose();
     let own = own.map_err(anyhow::Error::msg).context("--http-cert and --http-key")?;
     let peers = peers.filter(|_| !address.ip().is_loopback() && !cli.http_insecure).cloned();
     let tls: Option<ServerSettings> = match (own, peers) {

@@ -206,16 +206,13 @@ impl Participant {
             return;
         }
         let paths = self.setup.paths.clone();
-        match step {
-            Making::Counter => self.ask(Call::Counter, Request::Read { key: paths.counter(), recursive: false }),
+        let request = match step {
+            Making::Counter => Request::Read { key: paths.counter(), recursive: false },
             Making::Bump { number, index } => {
                 let (value, only) = (number.to_string(), Only::Index(index));
-                self.ask(Call::Bump(number), Request::Put { key: paths.counter(), value, ttl: None, only });
+                Request::Put { key: paths.counter(), value, ttl: None, only }
             }
-            Making::Directory(number) => {
-                let key = paths.version(&number.to_string());
-                self.ask(Call::Directory(number), Request::MakeDir { key, ttl: None });
-            }
+            Making::Directory(number) => Request::MakeDir { key: paths.version(&number.to_string()), ttl: None },
             Making::Publish(number) => {
                 let spec = &self.setup.spec;
                 let (min, max) = (spec.min_nodes, spec.max_nodes);
@@ -225,9 +222,10 @@ impl Participant {
                     _ if min == 1 => Some(JOINABLE_TTL),
                     _ => None,
                 };
-                self.swap(Swap::Publish, &next, ttl);
+                return self.swap(Swap::Publish, &next, ttl);
             }
-        }
+        };
+        self.ask(Call::Make(step), request);
     }
 
     pub(super) fn joined(&mut self, now: Time, place: &VersionRank, since: Time) {
