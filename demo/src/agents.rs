@@ -1,4 +1,5 @@
-//! The agents of a run as processes: started, killed, started again, ended.
+//! The agents of a run as processes: started, killed, started again, ended. Their descendants are found by a mark in
+//! their environments, whichever process is their parent by then.
 
 #![allow(unsafe_code)]
 
@@ -13,8 +14,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
-use crate::processes::{MARK, marked};
-
 /// How long agents have to leave in good order before they are killed.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long the kernel and the guards may take to end what is left.
@@ -23,10 +22,11 @@ const GONE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(10);
 /// The folder that agents make for their sockets and locks.
 pub(crate) const RUNTIME: &str = "elastic-agent";
+/// The variable that tells whose descendant a process is: children inherit it, orphans keep it.
+const MARK: &str = "ELASTIC_DEMO";
 /// Lines of a log that are shown when its agent has failed.
 const LAST_LINES: usize = 12;
 
-/// The programs of this build.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs {
     pub(crate) agent: PathBuf,
@@ -54,15 +54,12 @@ pub(crate) struct AgentOptions {
     pub(crate) programs: Programs,
     pub(crate) endpoint: String,
     pub(crate) job: String,
-    /// For logs.
     pub(crate) folder: PathBuf,
     /// For the agents' sockets and locks. The path of a socket must be short.
     pub(crate) runtime: PathBuf,
-    /// Arguments of the trainer.
     pub(crate) training: Vec<String>,
 }
 
-/// One agent process.
 #[derive(Debug)]
 pub(crate) struct Agent {
     child: Child,
@@ -70,7 +67,6 @@ pub(crate) struct Agent {
     pub(crate) log: PathBuf,
     /// Found in the environment of all its descendants.
     pub(crate) mark: String,
-    /// We killed it.
     pub(crate) killed: bool,
     pub(crate) exit: Option<ExitStatus>,
 }
@@ -88,7 +84,6 @@ impl Agents {
         Agents { options, by_node: BTreeMap::new(), starts: 0 }
     }
 
-    /// Starts the agent of a node.
     pub(crate) fn start(&mut self, node: &str) -> anyhow::Result<()> {
         let options = &self.options;
         self.starts += 1;
@@ -153,7 +148,6 @@ impl Agents {
         Ok(())
     }
 
-    /// Whether all agents have ended.
     pub(crate) fn all_ended(&self) -> bool {
         self.by_node.values().all(|agent| agent.exit.is_some())
     }
@@ -214,6 +208,23 @@ pub(crate) async fn gone(mark: &str) -> Vec<u32> {
         }
         sleep(LOOK).await;
     }
+}
+
+/// The ids of all live processes whose mark begins with `mark`.
+pub(crate) fn marked(mark: &str) -> Vec<u32> {
+    let wanted = format!("{MARK}={mark}");
+    let is_marked = |pid: &u32| {
+        // Another user's environment cannot be read, and a zombie has none.
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|&byte| byte == 0).any(|variable| variable.starts_with(wanted.as_bytes()))
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_marked).collect()
+}
+
+/// Whether `pid` is an agent's guard. It ends last: a moment after it let go of the agent's port.
+pub(crate) fn is_guard(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "elastic-guard")
 }
 
 /// The lines that these agents, and their workers, have printed to the logs in `folder`.

@@ -10,11 +10,9 @@ use crate::trace::{History, Step};
 /// The share of test images that must be recognised.
 const ACCURACY: f64 = 0.96;
 
-/// A check and its result.
 #[derive(Debug)]
 pub(crate) struct Check {
     pub(crate) holds: bool,
-    /// What it claims.
     pub(crate) claim: &'static str,
     pub(crate) evidence: String,
 }
@@ -27,7 +25,6 @@ impl Check {
     }
 }
 
-/// All checks.
 pub(crate) fn all(schedule: &Schedule, order: &Order, quiet: &Ended, disturbed: &Ended, kill: &Kill) -> Vec<Check> {
     let counted = disturbed.history.counted();
     vec![

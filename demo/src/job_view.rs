@@ -7,7 +7,6 @@ use elastic_rendezvous::job::overview::{Change, Job, Overview};
 use elastic_rendezvous::job::{JobId, Keys, NodeRecord, RoundRecord, RoundState, Versioned};
 use elastic_store::WatchUpdate;
 
-/// A round that was sealed.
 #[derive(Debug, Clone)]
 pub(crate) struct Seal {
     pub(crate) round: u64,
@@ -21,7 +20,6 @@ pub(crate) struct Seal {
     pub(crate) committed: u64,
 }
 
-/// What is known of a job.
 #[derive(Debug)]
 pub(crate) struct JobView {
     job: JobId,

@@ -7,8 +7,7 @@
 //! | `training` | what is trained |
 //! | `store` | the store through which the agents find each other |
 //! | `run` | one training run: waiting for something to happen in it |
-//! | `agents` | the agents as processes |
-//! | `processes` | finding all descendants of an agent |
+//! | `agents` | the agents as processes, and all their descendants |
 //! | `job_view` | the job as the store's keys tell it |
 //! | `trace` | the steps as the trainer's trace tells them |
 //! | `checks` | what must hold at the end |
@@ -17,7 +16,6 @@
 mod agents;
 mod checks;
 mod job_view;
-mod processes;
 mod run;
 mod scenario;
 mod screen;

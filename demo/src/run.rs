@@ -17,13 +17,11 @@ use crate::store::DemoStore;
 use crate::trace::{GroupRun, History, Tail};
 use crate::training::{CHECKPOINTS, TRACE, Training};
 
-/// The nodes of a run.
 pub(crate) const NODES: [&str; 3] = ["a", "b", "c"];
 /// The names of both runs: of their folders, and the ends of their jobs' ids.
 pub(crate) const RUNS: [&str; 2] = ["undisturbed", "disturbed"];
 /// The pause between two looks at files and processes.
 const TICK: Duration = Duration::from_millis(50);
-/// Width of the progress bar, in columns.
 const BAR: usize = 40;
 
 /// The user has asked for the end of the program.
@@ -50,7 +48,6 @@ impl Interrupt {
     }
 }
 
-/// What both runs need.
 pub(crate) struct Stage {
     pub(crate) programs: Programs,
     pub(crate) store: DemoStore,
@@ -62,7 +59,6 @@ pub(crate) struct Stage {
     pub(crate) interrupt: Interrupt,
 }
 
-/// A run that has not ended.
 pub(crate) struct Run<'a> {
     stage: &'a mut Stage,
     title: &'static str,
@@ -93,7 +89,6 @@ pub(crate) struct Kill {
     pub(crate) others_later: Vec<u32>,
 }
 
-/// What a finished run has left.
 pub(crate) struct Ended {
     pub(crate) history: History,
     pub(crate) seals: Vec<Seal>,
@@ -137,7 +132,6 @@ impl<'a> Run<'a> {
         Ok(self.stage.screen.say(style, &format!("{:>7}  {text}", format!("+{since:.1}s")))?)
     }
 
-    /// What the trace has told.
     pub(crate) fn history(&self) -> &History {
         &self.tail.history
     }
@@ -146,7 +140,6 @@ impl<'a> Run<'a> {
         self.stage.training.schedule.total_steps()
     }
 
-    /// Steps done in a round so far.
     pub(crate) fn steps_in(&self, round: u64) -> u64 {
         self.tail
             .history
@@ -192,7 +185,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Waits until training has ended by itself.
     pub(crate) async fn ended(&mut self, limit: Duration) -> anyhow::Result<Ended> {
         self.until("it has ended", limit, |run| run.agents.all_ended().then_some(())).await?;
         let took = self.started.elapsed();
@@ -272,7 +264,6 @@ impl Stage {
         Ok(format!("{}-{name}", self.id).parse()?)
     }
 
-    /// Deletes the runs' keys from the store.
     pub(crate) async fn forget(&self) {
         for name in RUNS {
             let Ok(job) = self.job(name) else { continue };
@@ -316,7 +307,6 @@ fn counts(accuracy: &str) -> Option<(u64, u64)> {
     Some((right.parse().ok()?, all.parse().ok()?))
 }
 
-/// A folder for a demo's files.
 pub(crate) fn folder() -> anyhow::Result<PathBuf> {
     let base = std::env::temp_dir();
     let folder = tempfile::Builder::new().prefix("elastic-demo-").tempdir_in(&base);

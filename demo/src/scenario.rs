@@ -2,17 +2,15 @@
 
 use std::time::{Duration, Instant};
 
+use crate::agents::{is_guard, marked};
 use crate::checks;
-use crate::processes::{is_guard, marked};
 use crate::run::{Ended, Interrupted, Kill, RUNS, Run, Stage};
 use crate::screen::Style;
 use crate::summary;
 
-/// The agent that is killed.
 const VICTIM: &str = "b";
 /// The longest that nodes may take to agree on a round, or to notice a kill.
 const CHANGE: Duration = Duration::from_secs(60);
-/// The longest that training may take.
 const TRAINING: Duration = Duration::from_secs(600);
 
 /// Runs both trainings and prints the checks. Returns whether every check held.

@@ -25,10 +25,8 @@ pub(crate) enum Style {
     Bad,
 }
 
-/// A line of the panel.
 pub(crate) type Line = (Style, String);
 
-/// Standard output.
 #[derive(Debug)]
 pub(crate) struct Screen {
     terminal: bool,
@@ -86,7 +84,6 @@ impl Screen {
         write(&out)
     }
 
-    /// Takes the panel away.
     pub(crate) fn clear(&mut self) -> io::Result<()> {
         let mut out = self.erased();
         self.last = None;

@@ -8,11 +8,9 @@ use elastic_store::embedded::{EmbeddedError, EmbeddedServer};
 use elastic_store::etcd::{EtcdConfig, EtcdStore};
 use tokio::sync::oneshot;
 
-/// The store of both runs, connected.
 pub(crate) struct DemoStore {
     /// `host:port`, for the agents' flags.
     pub(crate) endpoint: String,
-    /// For people.
     pub(crate) name: String,
     pub(crate) client: EtcdStore,
     /// Dropping it ends the store of this process.

@@ -43,7 +43,6 @@ fn rows(run: &Ended) -> Vec<String> {
     rows
 }
 
-/// Cuts a text between words.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

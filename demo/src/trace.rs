@@ -15,7 +15,6 @@ enum Line {
     Committed { step: u64 },
 }
 
-/// One optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub(crate) struct Step {
     pub(crate) round: u64,
@@ -28,7 +27,6 @@ pub(crate) struct Step {
     pub(crate) time_ms: u64,
 }
 
-/// What one worker group did.
 #[derive(Debug, Clone)]
 pub(crate) struct GroupRun {
     pub(crate) round: u64,
@@ -63,7 +61,6 @@ impl History {
         Ok(())
     }
 
-    /// The step that was done last.
     pub(crate) fn last(&self) -> Option<&Step> {
         self.group_runs.iter().rev().find_map(|group_run| group_run.steps.last())
     }
@@ -76,7 +73,6 @@ impl History {
     }
 }
 
-/// Reads a trace while it is written.
 #[derive(Debug)]
 pub(crate) struct Tail {
     path: PathBuf,

@@ -7,7 +7,6 @@ use elastic_trainer::data::{Data, Digits, Order, Schedule};
 /// The trainer's own default: the samples' order follows from it.
 const SEED: u64 = 0;
 
-/// A training that both runs do.
 #[derive(Debug, Clone)]
 pub(crate) struct Training {
     hidden: &'static str,
@@ -45,7 +44,6 @@ impl Training {
         arguments
     }
 
-    /// For people.
     pub(crate) fn describe(&self) -> String {
         let Schedule { samples, epochs, .. } = self.schedule;
         let network = self.hidden.replace(',', "-");

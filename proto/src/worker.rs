@@ -53,7 +53,8 @@ pub enum FailureClass {
     Own,
 }
 
-/// Messages from a worker to its agent.
+/// Messages from a worker to its agent. A worker chooses a request's `id`, and the answer repeats it.
+#[allow(missing_docs)]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromWorker {
@@ -85,14 +86,12 @@ pub enum FromWorker {
     },
     /// Meet the other members of this round at `name`. One worker of each node asks on behalf of its node.
     Barrier {
-        /// Chosen by the worker; the answer repeats it.
         id: u64,
         /// Can be used once in a round.
         name: String,
     },
     /// Publish a checkpoint that is complete and durable at its path.
     Commit {
-        /// Chosen by the worker; the answer repeats it.
         id: u64,
         /// What to publish.
         checkpoint: Checkpoint,
@@ -101,7 +100,6 @@ pub enum FromWorker {
     /// any round of the job's generation, gets the same memory if it asks for the same size, with the contents that
     /// were left in it.
     Memory {
-        /// Chosen by the worker; the answer repeats it.
         id: u64,
         /// Size in bytes. 0 asks for what was left, whatever its size; `rescue` does not count then.
         bytes: u64,
@@ -126,7 +124,6 @@ pub enum FromWorker {
     /// in which all members meet again, in their processes. It counts as a failure of class `peer`, which costs a restart
     /// unless a member turns out to be lost or leaving. The worker quiesces when the round is forming.
     RequestRound {
-        /// Chosen by the worker; the answer repeats it.
         id: u64,
         /// The round whose group is broken. If it is over already, nothing follows from the request.
         round: u64,
@@ -169,7 +166,8 @@ pub struct Assignment {
     pub checkpoint: Option<Checkpoint>,
 }
 
-/// Messages from an agent to a worker.
+/// Messages from an agent to a worker. An `id` is that of the request.
+#[allow(missing_docs)]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToWorker {
@@ -192,33 +190,24 @@ pub enum ToWorker {
         grace_ms: u64,
     },
     /// All members have reached the barrier.
-    BarrierPassed {
-        /// The request's id.
-        id: u64,
-    },
+    BarrierPassed { id: u64 },
     /// The checkpoint is the job's resume point.
     Committed {
-        /// The request's id.
         id: u64,
         /// Its step.
         step: u64,
     },
     /// The request for a round was passed on.
-    RoundRequested {
-        /// The request's id.
-        id: u64,
-    },
+    RoundRequested { id: u64 },
     /// The memory that was asked for: a file of this size. Its descriptor comes with this line (`SCM_RIGHTS`). New
     /// memory is all zeros.
     Memory {
-        /// The request's id.
         id: u64,
         /// Its size.
         bytes: u64,
     },
     /// A request failed, or a line could not be understood.
     Error {
-        /// The request's id, if it had one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         id: Option<u64>,
         /// What happened and what to do.

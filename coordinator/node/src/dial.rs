@@ -21,7 +21,6 @@ use elastic_store::tls::MutualTls;
 /// Longest wait for a connection or an answer.
 pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
-/// Longest pause between two dials.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Between two HTTP/2 pings on an open stream, and how long an answer may take. TCP alone would notice a lost network

@@ -28,26 +28,21 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Replies that wait for the network, of one call.
 const AHEAD: usize = 4;
 
-/// A client's one request.
 pub(super) trait ProvenRequest: Send + 'static {
     /// What its proof is over.
     fn claim<'a>(&'a self, nonce: &'a [u8]) -> Claim<'a>;
-    /// The proof.
     fn proof(&mut self) -> &mut Vec<u8>;
 }
 
 /// An agent's reply. The first holds a nonce and nothing else.
 pub(super) trait ProvenReply: Send + 'static {
-    /// The first.
     fn first(nonce: Vec<u8>) -> Self;
-    /// The nonce of the first.
     fn nonce(self) -> Vec<u8>;
 }
 
 /// Where an agent's replies go: closed once the client is gone.
 pub(super) type Replies<R> = mpsc::Sender<Result<R, Status>>;
 
-/// Replies as tonic takes them.
 pub(super) type ReplyStream<R> = Pin<Box<dyn Stream<Item = Result<R, Status>> + Send>>;
 
 /// An agent's end: `serve` answers the request of the named client once it is proved. The client gets its error.
@@ -96,9 +91,7 @@ async fn admitted<Q: ProvenRequest>(
 
 /// Why a client has no replies.
 pub(super) enum Unanswered {
-    /// The agent says nothing.
     Silent(String),
-    /// The agent or the connection says this.
     Said(Status),
 }
 

@@ -22,10 +22,8 @@ use elastic_rendezvous::{MemberInput, Word};
 use elastic_store::Revision;
 use elastic_store::tls::{MutualTls, trouble_in};
 
-/// Pause before a stream is opened again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Messages that wait for the network.
 const AHEAD: usize = 4;
 
 /// Beats whose answers are still of interest.
@@ -67,7 +65,6 @@ impl PulseClient {
         }
     }
 
-    /// Carries one stream to its end.
     async fn stream(&self, doubted: &Once) -> Option<()> {
         let Opened { beats, mut incoming, mut meeting } = self.open(doubted).await?;
         let mut sent: VecDeque<(u64, Time)> = VecDeque::with_capacity(REMEMBERED);

@@ -17,7 +17,6 @@ use elastic_rendezvous::job::{Claim, JobSecret, NodeId};
 /// Length of the random bytes that a client's proof is over.
 pub(super) const NONCE: usize = 32;
 
-/// One of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Member,
@@ -43,7 +42,6 @@ impl Nonces {
         whole.then(|| [member, leader].concat().try_into().ok()).flatten().map(Nonces)
     }
 
-    /// The leader's.
     pub(super) fn leaders(&self) -> Vec<u8> {
         self.0[NONCE..].to_vec()
     }

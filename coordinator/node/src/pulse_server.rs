@@ -100,7 +100,6 @@ struct NoteSender {
     _place: OwnedSemaphorePermit,
 }
 
-/// The leader takes no more notes.
 struct Gone;
 
 impl From<AcquireError> for Gone {

@@ -20,7 +20,7 @@ use elastic_store::Store;
 use elastic_store::embedded::{EmbeddedServer, Options};
 use elastic_store::listener::{self, listen};
 use elastic_store::metered::Metered;
-use elastic_store::tls::{MutualTls, ServerSettings, https};
+use elastic_store::tls::{MutualTls, ServerSettings, http_certificate};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
@@ -120,7 +120,6 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     led
 }
 
-/// Begins to serve `--http`.
 fn serve_http(
     cli: &Cli,
     address: SocketAddr,
@@ -129,7 +128,7 @@ fn serve_http(
     peers: Option<&MutualTls>,
 ) -> anyhow::Result<()> {
     let files = cli.http_cert.clone().zip(cli.http_key.clone());
-    let own = files.map(|(certificate, key)| https::certificate(certificate, key)).transpose();
+    let own = files.map(|(certificate, key)| http_certificate(certificate, key)).transpose();
     let own = own.map_err(anyhow::Error::msg).context("--http-cert and --http-key")?;
     let peers = peers.filter(|_| !address.ip().is_loopback() && !cli.http_insecure).cloned();
     let tls: Option<ServerSettings> = match (own, peers) {
@@ -168,7 +167,6 @@ fn peer_listen(cli: &Cli) -> SocketAddr {
     cli.peer_listen.unwrap_or(SocketAddr::new(any.into(), PEER_PORT))
 }
 
-/// Where agents reach the peer port.
 fn peer(cli: &Cli, bound: SocketAddr) -> anyhow::Result<Endpoint> {
     let Some(given) = &cli.peer_address else {
         let host = if bound.ip().is_unspecified() { outward(cli) } else { bound.ip() };
@@ -209,7 +207,6 @@ fn resolve(etcd: &str) -> Option<SocketAddr> {
     found.next()
 }
 
-/// SIGTERM or SIGINT.
 async fn signalled() {
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {

@@ -1,9 +1,7 @@
 //! The command lines of `elastic-coordinator` and `elasticctl`, and the flags that both have: which store, which
 //! prefix, and how agents are spoken with.
 
-pub mod certs;
 pub mod coordinator;
-pub mod logs;
 pub mod operator;
 
 use std::path::PathBuf;

@@ -1,12 +1,11 @@
 //! The command line of `elasticctl`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use elastic_flags::duration;
 
-use super::certs::CertsFlags;
-use super::logs::LogsFlags;
 use super::{PeerFlags, StoreFlags};
 use crate::service::http::users::Role;
 use elastic_rendezvous::job::{JobId, Requester};
@@ -263,4 +262,66 @@ fn person(text: &str) -> Result<String, String> {
     let fits = Requester::is_name(text);
     let most = Requester::LONGEST_NAME;
     fits.then(|| text.to_owned()).ok_or_else(|| format!("a name has 1 to {most} bytes, without control characters"))
+}
+
+/// Whose output to show, and how much of it.
+#[derive(Debug, Clone, Args)]
+pub struct LogsFlags {
+    /// The job
+    pub job: String,
+    /// The worker of this rank alone, without a prefix; without it all ranks, each line after its rank
+    pub rank: Option<u32>,
+    /// Continue until the job has ended, with the workers of later rounds too
+    #[arg(short, long, conflicts_with = "round")]
+    pub follow: bool,
+    /// How many of the last lines to begin with, of each worker's standard output and of its standard error
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    pub lines: u32,
+    /// The workers of this node alone, by the name that `elasticctl describe` shows
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// The workers of this round, as far as their agents are still there; without it the newest ones
+    #[arg(long, value_name = "N")]
+    pub round: Option<u64>,
+}
+
+/// What to make.
+#[derive(Debug, Clone, Args)]
+pub struct CertsFlags {
+    /// What.
+    #[command(subcommand)]
+    pub what: CertsCommand,
+}
+
+/// What `elasticctl certs` makes.
+#[derive(Debug, Clone, Subcommand)]
+pub enum CertsCommand {
+    /// Make an authority: ca.pem, which every host gets, and ca-key.pem, which stays where it is
+    ///
+    /// Anyone who has ca-key.pem can make certificates of nodes, and so become one. Keep the folder off the nodes.
+    Authority {
+        /// A folder, made if it is not there; an authority in it is never overwritten
+        folder: PathBuf,
+        /// How long it is good for: 365d, 12h
+        #[arg(long, value_parser = duration, default_value = "3650d", value_name = "TIME")]
+        valid: Duration,
+    },
+    /// Make a certificate and its key for each name: NAME.pem and NAME-key.pem
+    ///
+    /// Each lets its holder act as a node, as a coordinator, or as an operator who reads logs: name them after the
+    /// hosts and people that get them. Agents and coordinators do not compare the names. Other clients do, such as
+    /// etcdctl and Prometheus: give the host's name or address for them, and further ones after a comma (gpu1,10.0.0.1).
+    Node {
+        /// The authority's folder, where the files are put too
+        folder: PathBuf,
+        /// Whom they are for
+        #[arg(required = true, value_name = "NAME[,NAME…]")]
+        names: Vec<String>,
+        /// How long they are good for: 365d, 12h; no longer than the authority
+        #[arg(long, value_parser = duration, default_value = "365d", value_name = "TIME")]
+        valid: Duration,
+        /// Take the place of files that are there, at once for each file: running programs read them within a second
+        #[arg(long)]
+        renew: bool,
+    },
 }

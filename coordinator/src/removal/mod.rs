@@ -30,7 +30,6 @@ const TRIES: usize = 5;
 /// How long a port that gives no clear answer is asked again: an agent that ends holds it for a moment.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How many ports are asked at once.
 const ASKED_AT_ONCE: usize = 64;
 
 /// Keys of done nodes that one transaction deletes: well below etcd's 128 operations, and each has a guard too.

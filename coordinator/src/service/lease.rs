@@ -9,7 +9,6 @@ use tokio::time::sleep;
 use elastic_rendezvous::time::Time;
 use elastic_store::{LeaseId, Store};
 
-/// Pause after the store failed.
 const RETRY: Duration = Duration::from_millis(300);
 
 /// Keeps a lease for ever. `held` tells which one it is; none while the store has not confirmed it for `ttl`.

@@ -124,7 +124,6 @@ impl Metrics {
         }
     }
 
-    /// A change of a job was seen.
     pub(super) fn saw(&self, now: Time, job: &JobId, change: &Change) {
         match change {
             Change::Term(leader) => {
@@ -160,7 +159,6 @@ impl Metrics {
         }
     }
 
-    /// This replica deleted an ended job.
     pub(super) fn deleted(&self) {
         self.deleted.inc();
     }
@@ -245,7 +243,6 @@ impl Metrics {
     }
 }
 
-/// All that [`fate`] tells.
 const FATES: [&str; 5] = ["drained", "refused", "dead", "fenced", "unknown"];
 
 fn fate(tombstone: &Tombstone) -> &'static str {

@@ -51,7 +51,6 @@ use sweep::Sweep;
 /// How often everything is checked again, whatever the events say.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Pause after the store failed.
 const RETRY: Duration = Duration::from_millis(300);
 
 /// How long a job is left to its agents after one of them could not reach this replica.
@@ -126,7 +125,6 @@ impl Shared {
     }
 }
 
-/// A job that this replica leads.
 struct Led {
     term: Revision,
     task: JoinHandle<()>,
@@ -280,7 +278,6 @@ impl Service {
         }
     }
 
-    /// Does what one job asks for now.
     fn settle(&mut self, id: &JobId) {
         let shared = Arc::clone(&self.shared);
         let overview = shared.overview();

@@ -24,13 +24,11 @@ const SOON: Duration = Duration::from_secs(5);
 /// How long a job is left alone that could not be deleted for another reason.
 const LATER: Duration = Duration::from_secs(60);
 
-/// A deletion has ended.
 pub(super) struct Swept {
     job: JobId,
     result: Result<i64, RemovalError>,
 }
 
-/// Deletes jobs that are kept no longer.
 pub(super) struct Sweep {
     store: Arc<dyn Store>,
     prefix: String,
@@ -55,7 +53,6 @@ impl Sweep {
         (Sweep { store, prefix: prefix.to_owned(), policy, ends, under_way, later, tls }, ended)
     }
 
-    /// Begins to delete what is due.
     pub(super) fn look(&mut self, overview: Option<&Overview>) {
         let Some(overview) = overview.filter(|_| !self.policy.keeps_all()) else { return };
         let (now, now_ms) = (elastic_store::clock::now(), elastic_store::clock::epoch_ms());
@@ -78,7 +75,6 @@ impl Sweep {
         }
     }
 
-    /// A deletion has ended.
     pub(super) fn swept(&mut self, swept: Swept, metrics: &Metrics) {
         let Swept { job, result } = swept;
         self.under_way.remove(&job);

@@ -36,7 +36,6 @@ struct RoleInfo {
     local_world_size: u32,
 }
 
-/// What this node brings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Own<'a> {
     pub(super) role: &'a str,
@@ -46,6 +45,14 @@ pub(super) struct Own<'a> {
     pub(super) master: Option<&'a Endpoint>,
     /// All nodes are alike, and know it: no ranks are exchanged.
     pub(super) identical: bool,
+}
+
+impl Own<'_> {
+    /// What a node of this rank tells that brings the same.
+    fn info(self, rank: u32) -> String {
+        let info = RoleInfo { role: self.role.to_owned(), rank, local_world_size: self.slots };
+        serde_json::to_string(&info).unwrap_or_default()
+    }
 }
 
 /// The place of a node's workers among all.
@@ -76,8 +83,7 @@ pub(super) fn to_tell(files: &Files, own: Own<'_>, size: u32) -> Option<(String,
     }
     let key = role_info(own.rank);
     if missing(&key) {
-        let info = RoleInfo { role: own.role.to_owned(), rank: own.rank, local_world_size: own.slots };
-        return Some((key, serde_json::to_string(&info).unwrap_or_default()));
+        return Some((key, own.info(own.rank)));
     }
     if own.rank > 0 {
         return None;
@@ -127,8 +133,7 @@ pub(super) fn to_fill_in(files: &Files, own: Own<'_>, size: u32, dead: &[u32]) -
     for rank in dead {
         let key = role_info(*rank);
         if missing(&key) && !own.identical {
-            let info = RoleInfo { role: own.role.to_owned(), rank: *rank, local_world_size: own.slots };
-            return Some((key, serde_json::to_string(&info).unwrap_or_default()));
+            return Some((key, own.info(*rank)));
         }
     }
     if !dead.contains(&0) {
@@ -157,8 +162,7 @@ pub(super) fn speaks_old(files: &Files, own: u32) -> Option<u32> {
 /// What agents of the old exchange wait for from this node.
 pub(super) fn to_tell_old(files: &Files, own: Own<'_>) -> Option<(String, String)> {
     let key = format!("{OLD_ROLE_INFO}{}", own.rank);
-    let info = RoleInfo { role: own.role.to_owned(), rank: own.rank, local_world_size: own.slots };
-    files.kv_raw(&key).is_none().then(|| (key, serde_json::to_string(&info).unwrap_or_default()))
+    files.kv_raw(&key).is_none().then(|| (key, own.info(own.rank)))
 }
 
 /// How many members have come to the exit barrier.
@@ -168,7 +172,6 @@ pub(super) fn done(files: &Files, size: u32) -> u32 {
     marked.max(counted)
 }
 
-/// Whether all have.
 pub(super) fn all_done(files: &Files, size: u32) -> bool {
     files.kv_raw(ALL_DONE).is_some() || (0..size).all(|rank| files.kv_raw(&done_mark(rank)).is_some())
 }

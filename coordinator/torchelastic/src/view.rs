@@ -29,7 +29,6 @@ impl Files {
         self.entries.contains_key(&rank_file(rank))
     }
 
-    /// A value of the key-value store.
     pub(super) fn kv(&self, key: &str) -> Option<String> {
         self.entries.get(&kv_file(key)).and_then(|value| kv_text(value))
     }
@@ -39,7 +38,6 @@ impl Files {
         self.entries.get(&kv_file(key))
     }
 
-    /// All keys of the key-value store.
     pub(super) fn kv_keys(&self) -> impl Iterator<Item = String> {
         self.entries.keys().filter_map(|file| kv_key(file))
     }
@@ -61,13 +59,11 @@ impl VersionView {
         VersionView { paths, active: None, files: None, next: None }
     }
 
-    /// Everything has to be read again.
     pub(super) fn forget(&mut self) {
         self.active = None;
         self.files = None;
     }
 
-    /// The state has to be read again.
     pub(super) fn forget_active(&mut self) {
         self.active = None;
     }
@@ -99,7 +95,6 @@ impl VersionView {
         Ok(())
     }
 
-    /// The directory of a version was read.
     pub(super) fn set_files(&mut self, version: &str, index: u64, directory: Option<&Entry>) {
         if self.is_old(index) {
             return;
@@ -130,7 +125,6 @@ impl VersionView {
         };
     }
 
-    /// The watch told something.
     pub(super) fn told(&mut self, news: News) -> Result<(), String> {
         let (gone, entry) = match news {
             News::Nothing => return Ok(()),

@@ -1,12 +1,8 @@
-use std::sync::Arc;
-
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::peer_port::PeerPort;
 use crate::pulse_server::serve;
-use elastic_rendezvous::job::{Endpoint, JobId, JobSecret, NodeId};
 
 struct Scene {
     job: JobId,

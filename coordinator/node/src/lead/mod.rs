@@ -36,7 +36,6 @@ const BATCH: usize = 1024;
 /// Streams of nodes that the leader does not know yet. One that is turned away comes again.
 const STRANGERS: usize = 1024;
 
-/// A pulse stream to us.
 struct Stream {
     node: NodeId,
     /// What proves that it is that node's, until that was checked.
@@ -56,11 +55,9 @@ pub struct LeaderDrive {
     /// The node that leads, where it is a member too: it needs no stream to itself.
     own: Option<NodeId>,
     say: Box<dyn Fn(String) + Send>,
-    /// How suspects are dialled.
     tls: Option<MutualTls>,
     watches: Vec<AbortOnDrop>,
     streams: BTreeMap<u64, Stream>,
-    /// How many of them each node has.
     counts: BTreeMap<NodeId, usize>,
     /// Those of nodes that the leader does not know, yet or at all.
     strangers: BTreeSet<u64>,
@@ -68,7 +65,6 @@ pub struct LeaderDrive {
     forged: BTreeSet<NodeId>,
     /// Why the store tells it nothing more.
     broken: Option<StoreError>,
-    /// When it began.
     begun: Time,
     /// When the own node counts as heard next.
     beat_at: Time,
@@ -322,7 +318,6 @@ impl LeaderDrive {
         }
     }
 
-    /// Lets the leader decide on its inputs.
     fn decide(&mut self) {
         loop {
             let outputs = self.leader.act(elastic_store::clock::now());

@@ -17,7 +17,6 @@ async fn elected() -> (LeaderDrive, Notes) {
     elected_with(None).await
 }
 
-/// The same: a job with this secret.
 async fn elected_with(secret: Option<&JobSecret>) -> (LeaderDrive, Notes) {
     let job: JobId = "J".parse().unwrap();
     let keys = Keys::new("/elastic", &job);
@@ -47,7 +46,6 @@ async fn elected_with(secret: Option<&JobSecret>) -> (LeaderDrive, Notes) {
     (LeaderDrive::new(leader, Arc::new(store), inbox, None, Box::new(drop), None), notes)
 }
 
-/// Lets the leader read the job.
 async fn read(drive: &mut LeaderDrive, notes: &mut Notes) {
     while drive.word(elastic_store::clock::now()).is_none() {
         let note = tokio::time::timeout(Duration::from_secs(10), notes.recv()).await.expect("it reads the job");

@@ -144,10 +144,11 @@ pub fn check(name: &str) -> Result<(), BarrierError> {
 }
 
 enum Arrived {
-    /// All are there.
     Released,
     /// It has arrived, and the release was not there yet at the revision before this.
-    Waiting { since: Revision },
+    Waiting {
+        since: Revision,
+    },
     /// This node's key is not the one that it was a member with: it went with its lease. The round is the same.
     KeyGone,
 }

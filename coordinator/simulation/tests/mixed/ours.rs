@@ -103,7 +103,7 @@ impl Carried {
         let (client, inputs, world) = (self.client.clone(), self.inputs.clone(), self.world.clone());
         match output {
             Output::Ask(request) => {
-                self.world.tell(&self.name, &format!("{} asks {request:?}", self.machine.mode_name()));
+                self.world.tell(&self.name, &format!("asks {request:?}"));
                 self.tasks.spawn_local(async move {
                     let result = client.request(&request).await;
                     let _ = inputs.send(Input::Answered(result));

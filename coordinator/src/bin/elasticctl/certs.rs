@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
-use elastic_coordinator::flags::certs::CertsCommand;
+use elastic_coordinator::flags::operator::CertsCommand;
 use elastic_rendezvous::time::date;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -28,7 +28,6 @@ const CLOCKS: Duration = Duration::from_secs(300);
 const PUBLIC: u32 = 0o644;
 const SECRET: u32 = 0o600;
 
-/// What was made.
 struct Made {
     name: String,
     certificate: PathBuf,
@@ -159,7 +158,6 @@ fn params(hosts: Vec<String>, valid: Duration) -> anyhow::Result<CertificatePara
     Ok(params)
 }
 
-/// When a certificate ends.
 fn ends(pem: &str) -> anyhow::Result<OffsetDateTime> {
     let der = CertificateDer::from_pem_slice(pem.as_bytes())?;
     let (_, parsed) = X509Certificate::from_der(&der)?;

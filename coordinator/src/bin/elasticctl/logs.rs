@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use elastic_coordinator::flags::logs::LogsFlags;
+use elastic_coordinator::flags::operator::LogsFlags;
 use elastic_coordinator::operator::Operator;
 use elastic_node::logs::{LogQuery, LogStream, LogsError, open};
 use elastic_proto::logs::{LogChunk, LogsReply};
@@ -27,10 +27,8 @@ const AHEAD: usize = 64;
 /// Pause before an agent is asked again whose connection broke.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Most nodes that a message names.
 const NAMED: usize = 8;
 
-/// A node to be asked.
 #[derive(Debug, Clone)]
 struct Target {
     node: NodeId,
@@ -43,7 +41,6 @@ impl Target {
     }
 }
 
-/// What is asked of every node.
 struct Asking {
     job: JobId,
     secret: JobSecret,
@@ -60,7 +57,6 @@ impl Asking {
     }
 }
 
-/// Shows the output of a job's workers.
 pub(crate) async fn run(operator: &Operator, flags: &LogsFlags, json: bool) -> anyhow::Result<ExitCode> {
     let (id, job, _) = operator.job(&flags.job).await?;
     let round = job.round.as_ref().map(|round| round.value.clone()).context("the job has no round")?;
@@ -102,7 +98,6 @@ pub(crate) async fn run(operator: &Operator, flags: &LogsFlags, json: bool) -> a
     Ok(if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Prints what one node's agent tells.
 async fn show(asking: &Asking, target: &Target, printer: &Printer) -> anyhow::Result<()> {
     let mut stream = asking.open(target, asking.query).await?;
     while let Some(reply) = stream.next().await.with_context(|| target.name())? {
@@ -177,7 +172,6 @@ async fn follow(
     }
 }
 
-/// What a node that is followed says.
 enum Heard {
     Reply(LogsReply),
     Ended(anyhow::Result<()>),

@@ -34,7 +34,6 @@ fn release(told: Option<&str>) -> String {
     told.unwrap_or("not told").to_owned()
 }
 
-/// A cell of a table.
 pub(crate) fn or_dash(cell: Option<impl ToString>) -> String {
     cell.map_or_else(|| "-".to_owned(), |cell| cell.to_string())
 }
@@ -90,7 +89,6 @@ pub(crate) fn rate(steps_per_second: f64) -> String {
     format!("{steps_per_second:.decimals$}")
 }
 
-/// A part of one in percent.
 pub(crate) fn percent(part: f64) -> String {
     format!("{:.0} %", part * 100.0)
 }
@@ -117,7 +115,6 @@ fn who_leads(leader: &LeaderRecord) -> String {
     if leader.coordinator { format!("coordinator {}", leader.peer) } else { leader.node.name().to_owned() }
 }
 
-/// Everything about one job.
 pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     let mut text = String::new();
     let mut say = |name: &str, value: Option<String>| {
@@ -191,7 +188,6 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     text
 }
 
-/// What is held against a node.
 fn told(job: &Job, faults: &Faults) -> String {
     let desired = job.desired.as_ref().map(|desired| &desired.value);
     let back = faults
@@ -238,12 +234,10 @@ fn nodes(job: &Job) -> String {
     table(&header, &rows)
 }
 
-/// The header over [`event_line`]s.
 pub(crate) fn events_header() -> String {
     format!("{:<24} {:<6} {:<10} REASON", "TIME (UTC)", "ROUND", "STATE")
 }
 
-/// One event, for people.
 pub(crate) fn event_line(event: &EventRecord) -> String {
     let evicted: Vec<&str> = event.evicted.iter().map(|node| node.name()).collect();
     let evicted = if evicted.is_empty() { String::new() } else { format!(" (evicted: {})", evicted.join(", ")) };

@@ -8,7 +8,6 @@ use elastic_rendezvous::job::JobId;
 
 use crate::print;
 
-/// Makes a token and its line.
 #[allow(clippy::print_stderr)]
 pub(crate) fn make(
     name: String,

@@ -13,12 +13,10 @@ use super::users::{Role, User, Users, Whose};
 use super::{Shown, Site};
 use elastic_rendezvous::job::{JobId, Requester, Via};
 
-/// Who calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Caller {
     /// Anyone who reaches the port, where it has no users: may read.
     Anybody,
-    /// A user.
     User(User),
 }
 

@@ -24,27 +24,21 @@ const MOST_JOBS: usize = 1_000;
 pub(super) enum Operation {
     /// Who the caller is: what a page needs to know to show only what works.
     Me,
-    /// One page of the jobs.
     Jobs(Listing),
-    /// Everything about one job but its history.
     Job,
     /// The events after one.
     Events {
         /// Only events with higher numbers.
         after: u64,
-        /// At most so many.
         limit: Option<usize>,
         /// How long to wait for one where there is none.
         wait: Duration,
     },
-    /// Asks something of a job.
     Ask(Wish),
     /// Deletes a job, or says how many keys would go.
     Delete {
-        /// Only say it.
         dry_run: bool,
     },
-    /// Drops a job's resume point.
     DropCheckpoint,
 }
 
@@ -118,7 +112,6 @@ pub(super) fn me(caller: &Caller) -> Value {
     }
 }
 
-/// Looks at the jobs.
 pub(super) fn look<T>(shared: &Shared, look: impl FnOnce(&Overview) -> Result<T, Problem>) -> Result<T, Problem> {
     let overview = shared.overview();
     let unread = || Problem(StatusCode::SERVICE_UNAVAILABLE, "the jobs were not read yet: is the store there?".into());
@@ -135,7 +128,6 @@ pub(super) fn find<'a>(overview: &'a Overview, id: &str, caller: &Caller) -> Res
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Listing {
-    /// Only jobs in this state.
     pub(super) state: Option<JobState>,
     /// Only jobs whose ids come after this.
     pub(super) after: Option<String>,

@@ -92,7 +92,6 @@ pub(super) fn one(
     })
 }
 
-/// All jobs that the caller sees.
 pub(super) fn all(watching: Watching) -> impl Stream<Item = Result<WatchAllReply, Status>> + use<> {
     try_unfold((watching, None), |(mut watching, told)| async move {
         let first = told.is_none();

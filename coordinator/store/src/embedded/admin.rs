@@ -21,7 +21,6 @@ use super::status::not_here;
 /// The etcd release whose API and answers this store follows; what tells it from a real one comes after the plus.
 const VERSION: &str = "3.6.9+embedded";
 
-/// The one member's name.
 const MEMBER: &str = "embedded";
 
 #[derive(Clone)]

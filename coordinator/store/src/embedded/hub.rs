@@ -107,7 +107,6 @@ impl Hub {
         (Subscription { hub: self.clone(), id }, current)
     }
 
-    /// How many there are.
     #[cfg(test)]
     pub(super) fn subscriptions(&self) -> usize {
         self.lock().subscriptions.len()

@@ -19,7 +19,6 @@ use super::mvcc::{Compacted, Span};
 use super::{Batch, Hub, Subscription, status, wire};
 use crate::Revision;
 
-/// Responses that wait for the network.
 const RESPONSES_AHEAD: usize = 4;
 
 /// The id in an answer that is about the stream rather than a watch.

@@ -10,7 +10,6 @@ use etcd_client::{Certificate, Identity, TlsOptions};
 use crate::tls::{MutualTls, warn_if_everybody_reads};
 use crate::{Result, StoreError};
 
-/// etcd's client port.
 const DEFAULT_PORT: u16 = 2379;
 
 /// How to reach an etcd cluster.
@@ -89,7 +88,6 @@ pub struct EtcdTls {
 }
 
 impl EtcdTls {
-    /// Reads the files.
     pub(super) fn load(&self) -> Result<TlsOptions> {
         let mut options = TlsOptions::new().ca_certificate(Certificate::from_pem(read(&self.ca)?));
         if let Some((certificate, key)) = &self.client {
@@ -118,9 +116,7 @@ pub struct EtcdUser {
 /// A password. It comes from a file or the environment, since a command line is for all to read, and is never printed.
 #[derive(Clone)]
 pub struct Secret {
-    /// As first read.
     first: String,
-    /// The file that it came from.
     file: Option<PathBuf>,
 }
 

@@ -28,10 +28,8 @@ pub(super) const NEW_TOKENS: u32 = 3;
 /// The longest pause before a further new token: about what a login takes.
 const LONGEST_PAUSE_MS: u64 = 200;
 
-/// A connection to one member.
 pub(super) type Link = rotation::Link<Client>;
 
-/// Makes the connections, and calls over them.
 pub(super) struct MemberConnection {
     pub(super) config: EtcdConfig,
     pub(super) members: Rotation<Client>,
@@ -79,7 +77,6 @@ impl MemberConnection {
         self.members.call(repeat, self.config.call_timeout, |until| self.attempt(until, &request)).await
     }
 
-    /// One try at the current member.
     async fn attempt<T, F, Fut>(&self, until: Instant, request: &F) -> Result<T, Fault>
     where
         F: Fn(Arc<Link>) -> Fut,

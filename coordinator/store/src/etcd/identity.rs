@@ -49,7 +49,6 @@ impl Identity {
         seen.revision = seen.revision.max(revision);
     }
 
-    /// Notes that the store's history went back.
     pub(super) fn went_back(&self, floor: Revision, answer: Revision, at: &str) -> StoreError {
         self.lose(format!(
             "the store at {at} is at revision {answer}, and it was at {floor} before; \

@@ -32,7 +32,6 @@ impl KeepAlives {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets a lease.
     pub(super) fn forget(&self, lease: LeaseId) {
         self.slots().remove(&lease);
     }

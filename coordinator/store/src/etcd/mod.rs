@@ -107,7 +107,6 @@ impl EtcdStore {
 }
 
 impl Inner {
-    /// Checks which cluster an answer comes from.
     fn met(&self, header: Option<&ResponseHeader>) -> Result<()> {
         header.map_or(Ok(()), |header| self.identity.met(header.cluster_id(), &self.connection.members.endpoints()))
     }

@@ -10,17 +10,14 @@ use tokio::time::Instant;
 use crate::StoreError;
 use crate::tls::trouble_in;
 
-/// How long an endpoint is questioned.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A TLS record with a ClientHello too short to be one: whatever speaks TLS answers with an alert (RFC 8446, 6.2), and
 /// nothing else does.
 const MALFORMED_HELLO: &[u8] = &[0x16, 3, 1, 0, 5, 1, 0, 0, 1, 0];
 
-/// The first byte of a TLS alert.
 const ALERT: u8 = 0x15;
 
-/// What is found listening.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Nothing(String),

@@ -6,7 +6,6 @@ use crate::{Guard, Op, Scope, StoreError, Txn};
 /// So many keys of each kind are named.
 const NAMED: usize = 3;
 
-/// The rights that a request takes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Rights {
     read: Vec<String>,
@@ -34,7 +33,6 @@ impl Rights {
         rights
     }
 
-    /// Those of a watch.
     pub(super) fn of_watch(scope: &Scope) -> Rights {
         let read = match scope {
             Scope::Key(key) => key.clone(),

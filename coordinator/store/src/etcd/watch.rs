@@ -20,13 +20,10 @@ pub(super) const UPDATES_AHEAD: usize = 16;
 
 /// Why a session on one connection ended.
 enum End {
-    /// No one listens any more.
     Unwanted,
-    /// For good.
     Broken(StoreError),
     /// Continue at once: the reason for it has been dealt with.
     Again,
-    /// Continue after a pause.
     Failed(String),
 }
 

@@ -57,7 +57,6 @@ const STREAMS: u32 = 32;
 const HEADERS: u32 = 16 << 10;
 const AHEAD: u32 = 64 << 10;
 
-/// How long clients are waited for.
 #[derive(Debug, Clone, Copy)]
 struct Patience {
     /// For a connection's first words.
@@ -210,7 +209,6 @@ impl Port {
     }
 }
 
-/// What a connection speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Speaks {
     AsItBegins,

@@ -30,7 +30,6 @@ async fn asks(client: &mut TcpStream) -> bool {
         && timeout(WITHIN, client.read(&mut answer)).await.unwrap().is_ok_and(|count| count > 0)
 }
 
-/// Waits until the server hangs up.
 async fn ends(client: &mut TcpStream) {
     let _ = timeout(WITHIN, client.read_to_end(&mut Vec::new())).await.expect("it is hung up on");
 }

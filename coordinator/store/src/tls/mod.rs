@@ -1,26 +1,27 @@
 //! TLS of what this project serves. What etcd's own TLS needs is with [`store::etcd`](crate::etcd).
 //!
 //! [`MutualTls`] is the peers' network's: each end of a connection shows a certificate of one private authority. The rest
-//! of the code hands an `Option` of it through; without it connections are plain. [`https`] is the certificate of the
+//! of the code hands an `Option` of it through; without it connections are plain. [`http_certificate`] is for the
 //! coordinator's HTTP port, which browsers trust without having one.
 //!
 //! All files are read again while the program runs.
 
 mod chain;
-pub mod https;
 mod mutual;
 #[cfg(test)]
 mod tests;
 mod trouble;
 
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ConfigBuilder, ConfigSide, RootCertStore, ServerConfig, WantsVerifier, WantsVersions};
+
+use crate::followed::Followed;
 
 pub use chain::ChainVerifier;
 pub use mutual::{Connector, MutualTls, TlsFiles};
@@ -42,6 +43,30 @@ pub fn warn_if_everybody_reads(what: &str, path: &Path) {
     }
 }
 
+/// The settings of the coordinator's HTTP port: a certificate and its key, read again when the files change.
+pub fn http_certificate(certificate: PathBuf, key: PathBuf) -> Result<Followed<ServerConfig>, String> {
+    warn_if_everybody_reads("the key", &key);
+    let names = [certificate.display().to_string(), key.display().to_string()];
+    Followed::new("the certificate and the key of --http", vec![certificate, key], move |texts| {
+        let [certificate, key] = texts else { return Err("there are two files".to_owned()) };
+        http_config(&names, certificate, key)
+    })
+}
+
+fn http_config(
+    [certificate_file, key_file]: &[String; 2],
+    certificate: &str,
+    pem: &str,
+) -> Result<ServerConfig, String> {
+    let chain = certificates(certificate_file, certificate.as_bytes())?;
+    let mut config = usual_versions(ServerConfig::builder_with_provider(provider()))?
+        .with_no_client_auth()
+        .with_single_cert(chain, key(key_file, pem.as_bytes())?)
+        .map_err(|error| format!("{certificate_file} and {key_file} do not fit: {error}"))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
 /// The certificates of a PEM text: one at least.
 pub(crate) fn certificates(file: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
@@ -53,7 +78,6 @@ pub(crate) fn key(file: &str, pem: &[u8]) -> Result<PrivateKeyDer<'static>, Stri
     PrivateKeyDer::from_pem_slice(pem).map_err(|error| format!("{file}: {error}"))
 }
 
-/// The authorities of a PEM text.
 pub(crate) fn roots(file: &str, pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for root in certificates(file, pem)? {
@@ -62,7 +86,6 @@ pub(crate) fn roots(file: &str, pem: &[u8]) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// The one provider of this program.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -49,7 +49,6 @@ pub struct TlsFiles {
 #[derive(Clone)]
 pub struct MutualTls(Followed<Ends>);
 
-/// The settings of both ends.
 struct Ends {
     /// When our own certificate ends, in seconds since 1970.
     until: u64,
@@ -92,7 +91,6 @@ impl MutualTls {
         TlsAcceptor::from(self.server()).accept(stream).await.map_err(explain)
     }
 
-    /// A client's end of a new connection.
     pub(super) async fn connect(&self, host: &str, port: u16) -> io::Result<client::TlsStream<TcpStream>> {
         let stream = TcpStream::connect((host, port)).await?;
         stream.set_nodelay(true)?;

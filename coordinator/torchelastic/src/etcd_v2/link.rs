@@ -32,7 +32,6 @@ const IDLE: usize = 2;
 
 type Http = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// Connections to one member.
 type Link = rotation::Link<Http>;
 
 pub(super) struct Links {

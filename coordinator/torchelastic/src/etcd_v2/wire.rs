@@ -8,7 +8,6 @@ use serde::Deserialize;
 use super::{Answer, Entry, News, Only, Refusal, Request};
 use elastic_store::{Result, StoreError};
 
-/// Error numbers.
 const MISSING: u32 = 100;
 const DIFFERS: u32 = 101;
 const EXISTS: u32 = 105;
@@ -29,7 +28,6 @@ pub(super) struct HttpRequest {
     pub(super) body: String,
 }
 
-/// An HTTP answer.
 pub(super) struct HttpReply {
     pub(super) status: u16,
     pub(super) cluster: Option<String>,

@@ -15,7 +15,7 @@ impl Participant {
         let Answer { index, outcome } = match result {
             Ok(answer) => answer,
             Err(error) if error.is_transient() => {
-                if let (Call::Bump(_), Mode::Making(_, step)) = (&call, &mut self.mode) {
+                if let (Call::Make(Making::Bump { .. }), Mode::Making(_, step)) = (&call, &mut self.mode) {
                     *step = Making::Counter;
                 }
                 return self.unanswered(now, &error);
@@ -52,7 +52,7 @@ impl Participant {
                 }
                 Err(_) => self.outrun(now),
             },
-            Call::Counter | Call::Bump(_) | Call::Directory(_) => self.made(call, outcome),
+            Call::Make(step) => self.made(step, outcome),
             Call::Swap(why, value) => match outcome {
                 Ok(entry) => {
                     self.wrote(now, &entry, Some(value.clone()));
@@ -119,19 +119,18 @@ impl Participant {
         }
     }
 
-    /// A step towards a new version.
-    fn made(&mut self, call: Call, outcome: Result<Entry, Refusal>) {
+    fn made(&mut self, made: Making, outcome: Result<Entry, Refusal>) {
         let Mode::Making(_, step) = &mut self.mode else { return };
-        let next = match (call, outcome) {
-            (Call::Counter, Ok(entry)) => {
+        let next = match (made, outcome) {
+            (Making::Counter, Ok(entry)) => {
                 // A counter that is no number is begun again beyond anything that was counted before.
                 let number = entry.value.parse::<u64>().unwrap_or(entry.modified) + 1;
                 Making::Bump { number, index: entry.modified }
             }
-            (Call::Bump(number), Ok(_)) => Making::Directory(number),
-            (Call::Bump(_), Err(Refusal::Differs)) => Making::Counter,
+            (Making::Bump { number, .. }, Ok(_)) => Making::Directory(number),
+            (Making::Bump { .. }, Err(Refusal::Differs)) => Making::Counter,
             // If it is there, an answer was lost: the number is this node's alone.
-            (Call::Directory(number), _) => Making::Publish(number),
+            (Making::Directory(number), _) => Making::Publish(number),
             // The job's directory is gone.
             _ => {
                 self.mode = Mode::Opening(1);

@@ -30,7 +30,6 @@ impl Participant {
         self.fence(now);
     }
 
-    /// A planned leave.
     pub(super) fn drain(&mut self, now: Time) {
         if !matches!(self.mode, Mode::Ending(_)) {
             self.put(Command::Leaving(self.setup.spec.timings.drain_grace));

@@ -173,7 +173,6 @@ impl Participant {
         Err(since + TORCHRUN_TTL)
     }
 
-    /// The rendezvous is closed for good.
     fn turned_away(&mut self, now: Time, state: &RendezvousState) {
         let version = state.version.clone().unwrap_or_default();
         let end = match &state.end {
@@ -207,16 +206,13 @@ impl Participant {
             return;
         }
         let paths = self.setup.paths.clone();
-        match step {
-            Making::Counter => self.ask(Call::Counter, Request::Read { key: paths.counter(), recursive: false }),
+        let request = match step {
+            Making::Counter => Request::Read { key: paths.counter(), recursive: false },
             Making::Bump { number, index } => {
                 let (value, only) = (number.to_string(), Only::Index(index));
-                self.ask(Call::Bump(number), Request::Put { key: paths.counter(), value, ttl: None, only });
+                Request::Put { key: paths.counter(), value, ttl: None, only }
             }
-            Making::Directory(number) => {
-                let key = paths.version(&number.to_string());
-                self.ask(Call::Directory(number), Request::MakeDir { key, ttl: None });
-            }
+            Making::Directory(number) => Request::MakeDir { key: paths.version(&number.to_string()), ttl: None },
             Making::Publish(number) => {
                 let spec = &self.setup.spec;
                 let (min, max) = (spec.min_nodes, spec.max_nodes);
@@ -226,12 +222,12 @@ impl Participant {
                     _ if min == 1 => Some(JOINABLE_TTL),
                     _ => None,
                 };
-                self.swap(Swap::Publish, &next, ttl);
+                return self.swap(Swap::Publish, &next, ttl);
             }
-        }
+        };
+        self.ask(Call::Make(step), request);
     }
 
-    /// In a version that is being formed.
     pub(super) fn joined(&mut self, now: Time, place: &VersionRank, since: Time) {
         let Some(known) = self.view.active() else { return };
         let Some(active) = known.filter(|active| active.state.version.as_ref() == Some(&place.version)).cloned() else {

@@ -11,11 +11,9 @@ use elastic_rendezvous::time::Time;
 
 /// Why a member has to leave its version.
 pub(super) enum Trouble {
-    /// The version is no more.
     Gone(String),
     /// Somebody waits for another one.
     Awaited(String),
-    /// Members have died.
     Dead(String),
 }
 
@@ -105,7 +103,6 @@ impl Participant {
         }
     }
 
-    /// A member's next request.
     pub(super) fn member(&mut self, now: Time, place: &VersionRank, size: u32, stage: Stage) {
         let Some(files) = self.view.files(&place.version).cloned() else { return self.read_files(&place.version) };
         let is_final =

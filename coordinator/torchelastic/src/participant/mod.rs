@@ -122,7 +122,6 @@ impl From<Command> for Output {
     }
 }
 
-/// Local workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Workers {
     None,
@@ -137,17 +136,19 @@ struct VersionRank {
     rank: u32,
 }
 
-/// How far a member is.
 #[derive(Debug, Clone, PartialEq)]
 enum Stage {
     /// Ranks are being told.
     Exchanging(Time),
-    /// Its workers run.
     Working,
     /// One failed, by its own account because of a peer.
     Blaming(Box<Failure>, Time),
     /// They ended well, and the others' end is awaited. Once counted: as which.
-    Done { counted: Option<u32>, tried: Option<u32>, since: Time },
+    Done {
+        counted: Option<u32>,
+        tried: Option<u32>,
+        since: Time,
+    },
 }
 
 /// How a version is made: step by step, each of which must succeed before its setup's time to live ends.
@@ -165,19 +166,15 @@ enum Mode {
     Opening(usize),
     /// Without a place.
     Seeking,
-    /// Making a version, by this setup.
     Making(String, Making),
     /// In a version that can still be joined, since then, or is frozen.
     Joined(VersionRank, Time),
     /// In a version that is final, of that size.
     Member(VersionRank, u32, Stage),
-    /// On its way out.
     Ending(Box<Ending>),
-    /// Nothing follows.
     Over,
 }
 
-/// A way out.
 #[derive(Debug, Clone, PartialEq)]
 struct Ending {
     end: End,
@@ -203,7 +200,6 @@ enum Swap {
     Close,
 }
 
-/// The request on its way.
 #[derive(Debug, Clone, PartialEq)]
 enum Call {
     Foreign,
@@ -211,9 +207,7 @@ enum Call {
     ReadActive,
     ReadFiles(String),
     Setup(String),
-    Counter,
-    Bump(u64),
-    Directory(u64),
+    Make(Making),
     Swap(Swap, String),
     Free,
     OwnKey(VersionRank),
@@ -222,7 +216,6 @@ enum Call {
     Count { version: String, number: u32, value: String },
 }
 
-/// This node's sign of life.
 #[derive(Debug, Clone)]
 struct KeepAliveKey {
     place: VersionRank,
@@ -333,27 +326,6 @@ impl Participant {
         }
     }
 
-    /// What it is up to, in a word.
-    pub fn mode_name(&self) -> &'static str {
-        match &self.mode {
-            Mode::Opening(_) => "opening",
-            Mode::Seeking => "seeking",
-            Mode::Making(..) => "making",
-            Mode::Joined(..) => "joined",
-            Mode::Member(_, _, Stage::Exchanging(_)) => "exchanging",
-            Mode::Member(_, _, Stage::Working) => "working",
-            Mode::Member(_, _, Stage::Blaming(..)) => "blaming",
-            Mode::Member(_, _, Stage::Done { .. }) => "done",
-            Mode::Ending(_) => "ending",
-            Mode::Over => "over",
-        }
-    }
-
-    /// Its part in the job is over.
-    pub fn is_over(&self) -> bool {
-        self.mode == Mode::Over
-    }
-
     fn put(&mut self, output: impl Into<Output>) {
         self.outputs.push(output.into());
     }
@@ -431,7 +403,6 @@ impl Participant {
     }
 }
 
-/// A version's number.
 fn number(version: &str) -> u64 {
     version.parse().unwrap_or(0)
 }

@@ -194,7 +194,6 @@ impl Participant {
         }
     }
 
-    /// How its workers ended by themselves.
     fn ended(&mut self, now: Time, round: u64, outcome: Outcome) {
         let Mode::Member(place, _, stage) = &mut self.mode else { return };
         if super::number(&place.version) != round || *stage != Stage::Working {
@@ -292,7 +291,6 @@ impl Participant {
         }
     }
 
-    /// Somebody was faster.
     pub(super) fn outrun(&mut self, now: Time) {
         self.view.forget_active();
         self.retry_at = now + self.jitter(Duration::from_millis(10));

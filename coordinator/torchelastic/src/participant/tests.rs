@@ -19,7 +19,6 @@ struct Desk {
     watching: bool,
     /// What the machine wanted, except requests and watches.
     wanted: Vec<Output>,
-    /// Every request it made.
     asked: Vec<Request>,
     /// A request is on its way and will not be answered.
     silent: bool,

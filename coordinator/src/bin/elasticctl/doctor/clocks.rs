@@ -3,7 +3,7 @@
 //! A server's answer over HTTP has its time in whole seconds, so the difference is known up to a second and the time that
 //! the answer took. Only what lies beyond that is held against a clock.
 
-use super::finding::{Finding, State};
+use super::finding::Finding;
 
 /// The difference that clocks which are set by NTP never have.
 const APART_MS: i64 = 2000;
@@ -25,16 +25,15 @@ impl Reading {
     }
 }
 
-/// One server's.
 pub(super) fn judge(of: &str, read: &Result<Reading, String>) -> Finding {
     let (least, most) = match read {
         Ok(reading) => reading.ahead(),
-        Err(why) => return Finding::new(State::Unknown, "clock", of, format!("not told: {why}")),
+        Err(why) => return Finding::not_told("clock", of, why),
     };
     let seconds = |ms: i64| ms as f64 / 1e3;
     let apart = |by: i64, direction: &str| {
         let seen = format!("at least {:.1} s {direction} this machine's", seconds(by));
-        Finding::new(State::Warning, "clock", of, seen).advise(
+        Finding::warning("clock", of, seen).advise(
             "set both by NTP (timedatectl tells whether one is). Nothing about a running job is decided by clocks; \
              certificates, tokens, dates in logs, and deletions of what has ended are",
         )
@@ -50,6 +49,7 @@ pub(super) fn judge(of: &str, read: &Result<Reading, String>) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use super::super::finding::State;
     use super::*;
 
     const NOON: u64 = 1_764_072_000_000;

@@ -1,16 +1,16 @@
 //! What `elasticctl doctor` finds, a line each, and how it is printed. What it means is judged in `etcd` and `job`.
 
+use std::fmt::Display;
+
 use serde_json::{Value, json};
 
 use crate::table::{printable, table};
 
-/// How something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Ok,
     /// It works, and will cost something some day.
     Warning,
-    /// It does not work.
     Failed,
     /// It could not be asked for, or was not answered.
     Unknown,
@@ -27,7 +27,6 @@ impl State {
     }
 }
 
-/// One line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(super) state: State,
@@ -35,9 +34,7 @@ pub(crate) struct Finding {
     pub(super) check: &'static str,
     /// Of what: an endpoint, a node, the cluster.
     pub(super) of: String,
-    /// What was seen there.
     pub(super) seen: String,
-    /// What to do.
     pub(super) advice: Option<String>,
 }
 
@@ -48,6 +45,22 @@ impl Finding {
 
     pub(super) fn ok(check: &'static str, of: impl Into<String>, seen: impl Into<String>) -> Finding {
         Finding::new(State::Ok, check, of, seen)
+    }
+
+    pub(super) fn warning(check: &'static str, of: impl Into<String>, seen: impl Into<String>) -> Finding {
+        Finding::new(State::Warning, check, of, seen)
+    }
+
+    pub(super) fn failed(check: &'static str, of: impl Into<String>, seen: impl Into<String>) -> Finding {
+        Finding::new(State::Failed, check, of, seen)
+    }
+
+    pub(super) fn unknown(check: &'static str, of: impl Into<String>, seen: impl Into<String>) -> Finding {
+        Finding::new(State::Unknown, check, of, seen)
+    }
+
+    pub(super) fn not_told(check: &'static str, of: impl Into<String>, why: &impl Display) -> Finding {
+        Finding::unknown(check, of, format!("not told: {why}"))
     }
 
     pub(super) fn advise(mut self, advice: impl Into<String>) -> Finding {

@@ -28,7 +28,6 @@ use super::look::{resolve, within};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// What it showed.
 #[derive(Debug)]
 pub(super) struct Greeting {
     /// None where it speaks no TLS, or said nothing.

@@ -28,7 +28,6 @@ const SAMPLING: Duration = Duration::from_secs(2);
 /// The lease of what is written, so that nothing stays if we are interrupted.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// What the endpoints showed.
 #[derive(Debug, Default)]
 pub(super) struct Cluster {
     pub(super) endpoints: Vec<Endpoint>,
@@ -41,9 +40,7 @@ pub(super) struct Cluster {
 pub(super) struct Endpoint {
     /// `host:port`.
     pub(super) address: String,
-    /// Where its name leads.
     pub(super) resolved: Result<Vec<SocketAddr>, String>,
-    /// How long its port took to accept.
     pub(super) accepted: Option<Result<Duration, String>>,
     pub(super) greeting: Option<Greeting>,
     /// Whether an etcd answers there that has a quorum and lets us in.
@@ -56,7 +53,6 @@ pub(super) struct Endpoint {
     pub(super) read: Option<Result<Duration, StoreError>>,
     /// The median of writes, each of them followed by a delete.
     pub(super) write: Option<Result<Duration, StoreError>>,
-    /// Whether its v2 API answers.
     pub(super) v2: Option<Result<(), StoreError>>,
 }
 
@@ -78,7 +74,6 @@ impl Endpoint {
     }
 }
 
-/// Looks at all endpoints of the flags.
 pub(super) async fn look(flags: &StoreFlags, peers: &PeerFlags) -> Result<Cluster, StoreError> {
     let config = flags.config()?;
     let uris = EtcdStore::connect(config.clone())?.endpoints().to_vec();
@@ -142,7 +137,6 @@ pub(super) async fn within<T, E: ToString>(work: impl Future<Output = Result<T, 
     }
 }
 
-/// Where a `host:port` leads.
 pub(super) async fn resolve(address: &str) -> Result<Vec<SocketAddr>, String> {
     Ok(within(tokio::net::lookup_host(address)).await?.collect())
 }

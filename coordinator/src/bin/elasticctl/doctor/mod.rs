@@ -26,7 +26,7 @@ use std::time::Duration;
 use elastic_coordinator::flags::{PeerFlags, StoreFlags};
 use elastic_store::clock::epoch_ms;
 
-use self::finding::{Finding, State};
+use self::finding::Finding;
 use self::look::{Cluster, Endpoint};
 
 /// Looks at etcd and, where one is named, at a job.
@@ -34,7 +34,7 @@ pub(crate) async fn examine(flags: &StoreFlags, peers: &PeerFlags, job: Option<&
     let cluster = match look::look(flags, peers).await {
         Ok(cluster) => cluster,
         Err(error) => {
-            let unusable = Finding::new(State::Failed, "flags", "elasticctl", error.to_string());
+            let unusable = Finding::failed("flags", "elasticctl", error.to_string());
             return vec![unusable.advise("correct the flag or the variable; elasticctl --help lists them")];
         }
     };

@@ -15,10 +15,8 @@ use tokio::net::TcpStream;
 use super::look::within;
 use elastic_coordinator::operator::{Operator, OperatorError};
 
-/// How many ports are tried at once.
 const AT_ONCE: usize = 128;
 
-/// What a port did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Port {
     Accepts,
@@ -35,7 +33,6 @@ pub(super) struct Seen {
     pub(super) ports: BTreeMap<Endpoint, Port>,
 }
 
-/// Reads the job and tries its ports.
 pub(super) async fn look(flags: &StoreFlags, id: &str) -> Result<Seen, OperatorError> {
     let store: Arc<dyn Store> = Arc::new(flags.connect()?);
     let (id, job, _) = Operator::new(store, &flags.prefix).job(id).await?;

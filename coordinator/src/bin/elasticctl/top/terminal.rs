@@ -44,13 +44,11 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Columns and rows.
     pub(super) fn size(&self) -> (usize, usize) {
         let size = tcgetwinsize(stdout()).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
         size.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
     }
 
-    /// Shows these lines and nothing else.
     pub(super) fn draw(&mut self, lines: &[String]) -> io::Result<()> {
         let picture = format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n"));
         let mut out = io::stdout().lock();

@@ -112,7 +112,6 @@ impl Calls {
     }
 }
 
-/// Who calls, and what is asked.
 fn parts<T>(request: Request<T>) -> Result<(Caller, T), Status> {
     let caller = request.extensions().get::<Caller>().cloned();
     Ok((caller.ok_or_else(|| Status::internal("the caller was not identified"))?, request.into_inner()))

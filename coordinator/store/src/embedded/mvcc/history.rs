@@ -58,7 +58,6 @@ impl History {
         self.events.range(start..)
     }
 
-    /// Makes a revision the oldest one.
     pub(super) fn compact(&mut self, oldest: Revision) {
         self.oldest = self.oldest.max(oldest);
         while self.events.front().is_some_and(|event| event.revision < self.oldest) {

@@ -76,7 +76,6 @@ impl Leases {
         Some(lease)
     }
 
-    /// A positive id that no one holds.
     fn unused_id(&mut self) -> LeaseId {
         loop {
             let id = self.next_id;

@@ -115,7 +115,6 @@ fn relates(compare: &Compare, record: Option<&Arc<Record>>) -> bool {
     }
 }
 
-/// Counts and empty keys.
 fn check_form(txn: &MvccTxn, max: usize) -> Result<(), Error> {
     if txn.compare.len().max(txn.success.len()).max(txn.failure.len()) > max {
         return Err(Error::TooManyOps { max });

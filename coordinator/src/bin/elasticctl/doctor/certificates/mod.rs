@@ -8,13 +8,11 @@ use x509_parser::prelude::FromDer;
 
 use super::finding::{Finding, State};
 
-/// Seconds.
 const DAY: u64 = 86_400;
 
 /// One that ends within this is worth a warning, as for `certificates.sh expiry`.
 const SOON: u64 = 30 * DAY;
 
-/// Whose a certificate is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whose {
     Etcds,
@@ -36,12 +34,10 @@ pub(super) struct Shown {
     pub(super) certificates: Vec<CertificateDer<'static>>,
 }
 
-/// What is judged of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Certificate {
     /// Its subject, as `CN=etcd0.example.org`.
     subject: String,
-    /// Its subject's common name.
     name: String,
     /// From when and until when it is good, in seconds since 1970.
     from: u64,
@@ -72,7 +68,7 @@ pub(super) fn judge(shown: &Shown, now_ms: u64) -> Vec<Finding> {
     let spare = matches!(shown.whose, Whose::Cas | Whose::PeersAuthority) && parsed.iter().any(good);
     let line = |parsed: &Result<Certificate, String>| match parsed {
         Ok(certificate) => one(shown, certificate, spare, now),
-        Err(why) => Finding::new(State::Unknown, "certificate", &shown.of, format!("cannot be read: {why}")),
+        Err(why) => Finding::unknown("certificate", &shown.of, format!("cannot be read: {why}")),
     };
     parsed.iter().map(line).collect()
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use elastic_store::StoreError;
 use elastic_store::etcd::{Alarm, MemberStatus, faults_of};
 
-use super::finding::{Finding, State};
+use super::finding::Finding;
 use super::look::{Cluster, Endpoint};
 
 /// The smallest `lease_ttl` that fits the default margin of a second.
@@ -36,7 +36,7 @@ fn one(endpoint: &Endpoint, lease: Duration) -> Vec<Finding> {
     let mut findings = Vec::new();
     match &endpoint.resolved {
         Err(why) => {
-            let unresolved = Finding::new(State::Failed, "name", address, format!("{host} does not resolve: {why}"));
+            let unresolved = Finding::failed("name", address, format!("{host} does not resolve: {why}"));
             findings.push(unresolved.advise(format!("getent hosts {host}; correct DNS, /etc/hosts or --etcd")));
         }
         Ok(found) => {
@@ -47,14 +47,14 @@ fn one(endpoint: &Endpoint, lease: Duration) -> Vec<Finding> {
     }
     findings.extend(endpoint.accepted.as_ref().map(|accepted| match accepted {
         Ok(took) => Finding::ok("port", address, format!("accepts, after {}", millis(*took))),
-        Err(why) => Finding::new(State::Failed, "port", address, format!("does not accept: {why}")).advise(format!(
+        Err(why) => Finding::failed("port", address, format!("does not accept: {why}")).advise(format!(
             "on {host}: systemctl status etcd; between here and there: a firewall that must let the port through"
         )),
     }));
     findings.extend(endpoint.answers.as_ref().map(|answers| answer(address, answers)));
     match &endpoint.status {
         Some(Ok(status)) => findings.extend([version(address, status), size(address, status)]),
-        Some(Err(error)) => findings.push(unanswered("status", address, error)),
+        Some(Err(error)) => findings.push(Finding::not_told("status", address, error)),
         None => {}
     }
     findings.extend(endpoint.read.as_ref().map(|took| latency("read", address, took, lease)));
@@ -65,7 +65,7 @@ fn one(endpoint: &Endpoint, lease: Duration) -> Vec<Finding> {
             Err(StoreError::NotV2 { .. }) => {
                 Finding::ok("v2", address, "the v2 API is off; only --rdzv-backend=etcd-v2 needs it")
             }
-            Err(error) => unanswered("v2", address, error),
+            Err(error) => Finding::not_told("v2", address, error),
         }));
     }
     findings
@@ -75,17 +75,13 @@ fn is_embedded(status: &MemberStatus) -> bool {
     status.version.ends_with("+embedded")
 }
 
-fn unanswered(check: &'static str, of: &str, error: &StoreError) -> Finding {
-    Finding::new(State::Unknown, check, of, format!("not told: {error}"))
-}
-
 /// Whether it speaks etcd's API, lets us in and can serve.
 fn answer(address: &str, answers: &Result<(), StoreError>) -> Finding {
     let error = match answers {
         Ok(()) => return Finding::ok("answer", address, "lets us in and has a quorum"),
         Err(error) => error,
     };
-    let failed = Finding::new(State::Failed, "answer", address, error.to_string());
+    let failed = Finding::failed("answer", address, error.to_string());
     failed.advise(match error {
         StoreError::Tls { .. } => format!(
             "openssl s_client -connect {address} -showcerts </dev/null shows its certificate: compare name, dates and \
@@ -112,12 +108,12 @@ fn version(address: &str, status: &MemberStatus) -> Finding {
         return Finding::ok("version", address, seen);
     }
     match faults_of(version).as_deref() {
-        None => Finding::new(State::Unknown, "version", address, format!("{version}: no version that is known here")),
+        None => Finding::unknown("version", address, format!("{version}: no version that is known here")),
         Some([]) => Finding::ok("version", address, format!("{version}, without faults that matter here")),
         Some(faults) => {
             let told: Vec<_> =
                 faults.iter().map(|fault| format!("{} (before {})", fault.fault, fault.mended_in())).collect();
-            Finding::new(State::Warning, "version", address, format!("{version}: {}", told.join("; ")))
+            Finding::warning("version", address, format!("{version}: {}", told.join("; ")))
                 .advise("upgrade etcd, one member at a time; such a fault costs restarts, and breaks no promise")
         }
     }
@@ -136,7 +132,7 @@ fn size(address: &str, status: &MemberStatus) -> Finding {
     } else {
         format!("etcdctl compact, then etcdctl --endpoints={address} defrag; or a higher --quota-backend-bytes")
     };
-    Finding::new(State::Warning, "size", address, seen).advise(advice)
+    Finding::warning("size", address, seen).advise(advice)
 }
 
 /// A node renews its lease five times a TTL: a store that takes a tenth of it for one request leaves little.
@@ -144,8 +140,7 @@ fn latency(check: &'static str, address: &str, took: &Result<Duration, StoreErro
     let limit = lease / 10;
     match took {
         Ok(took) if *took <= limit => Finding::ok(check, address, format!("{} (median)", millis(*took))),
-        Ok(took) => Finding::new(
-            State::Warning,
+        Ok(took) => Finding::warning(
             check,
             address,
             format!("{} (median), above a tenth of a lease of {} s", millis(*took), lease.as_secs_f64()),
@@ -154,12 +149,12 @@ fn latency(check: &'static str, address: &str, took: &Result<Duration, StoreErro
         Err(error @ StoreError::Denied { .. }) => {
             // Whose user it is is not known here, and one of a single job needs no more than that job's keys.
             let seen = format!("not timed, since this user may not {check} where doctor does: {error}");
-            Finding::new(State::Unknown, check, address, seen).advise(
+            Finding::unknown(check, address, seen).advise(
                 "for a user of one job that is as it should be; agents of any job need it: docs/operations.md, and \
                  etcdctl role grant-permission ROLE readwrite --prefix=true PREFIX/",
             )
         }
-        Err(error) => Finding::new(State::Failed, check, address, error.to_string())
+        Err(error) => Finding::failed(check, address, error.to_string())
             .advise(format!("etcdctl --endpoints={address} endpoint health; etcdctl alarm list")),
     }
 }
@@ -176,9 +171,7 @@ fn leader(cluster: &Cluster) -> Option<Finding> {
             .map(|(endpoint, status)| format!("{} is of cluster {:x}", endpoint.address, status.cluster))
             .collect();
         let seen = format!("the endpoints name different clusters: {}", all.join(", "));
-        return Some(
-            Finding::new(State::Failed, "leader", CLUSTER, seen).advise("name members of one cluster in --etcd"),
-        );
+        return Some(Finding::failed("leader", CLUSTER, seen).advise("name members of one cluster in --etcd"));
     }
     let leaders: BTreeSet<_> = told(cluster).map(|(_, status)| status.leader).collect();
     let seen = match leaders.len() {
@@ -190,7 +183,7 @@ fn leader(cluster: &Cluster) -> Option<Finding> {
                 return Some(Finding::ok("leader", CLUSTER, format!("{at}; all that answer agree")));
             }
             None => {
-                let none = Finding::new(State::Failed, "leader", CLUSTER, "no member knows a leader");
+                let none = Finding::failed("leader", CLUSTER, "no member knows a leader");
                 return Some(none.advise("start the members that are missing: etcdctl endpoint status --cluster"));
             }
         },
@@ -201,18 +194,18 @@ fn leader(cluster: &Cluster) -> Option<Finding> {
     };
     let seen = format!("the members do not agree: {}", seen.collect::<Vec<_>>().join(", "));
     let advice = "run it again: an election may be under way. If it stays, open port 2380 between the members";
-    Some(Finding::new(State::Warning, "leader", CLUSTER, seen).advise(advice))
+    Some(Finding::warning("leader", CLUSTER, seen).advise(advice))
 }
 
 fn members(cluster: &Cluster) -> Option<Finding> {
     let lists: Vec<_> = cluster.endpoints.iter().filter_map(|endpoint| endpoint.members.as_ref()).collect();
     let Some(list) = lists.iter().find_map(|list| list.as_ref().ok()) else {
-        return lists.first().and_then(|list| Some(unanswered("members", CLUSTER, list.as_ref().err()?)));
+        return lists.first().and_then(|list| Some(Finding::not_told("members", CLUSTER, list.as_ref().err()?)));
     };
     if told(cluster).any(|(_, status)| is_embedded(status)) {
         return None;
     }
-    let warn = |seen: String, advice: &str| Some(Finding::new(State::Warning, "members", CLUSTER, seen).advise(advice));
+    let warn = |seen: String, advice: &str| Some(Finding::warning("members", CLUSTER, seen).advise(advice));
     let named = cluster.endpoints.len();
     match list.len() {
         1 => warn(
@@ -247,7 +240,7 @@ fn alarms(cluster: &Cluster) -> Vec<Finding> {
                 "etcdctl member remove it, empty its data directory, etcdctl member add it; then etcdctl alarm disarm",
             ),
         };
-        Finding::new(State::Failed, "alarm", format!("member {member:x}"), name).advise(advice)
+        Finding::failed("alarm", format!("member {member:x}"), name).advise(advice)
     };
     if !raised.is_empty() {
         return raised.iter().map(one).collect();
@@ -256,7 +249,7 @@ fn alarms(cluster: &Cluster) -> Vec<Finding> {
         return vec![Finding::ok("alarm", CLUSTER, "none")];
     }
     let error = lists.iter().find_map(|list| list.as_ref().err());
-    error.map(|error| unanswered("alarm", CLUSTER, error)).into_iter().collect()
+    error.map(|error| Finding::not_told("alarm", CLUSTER, error)).into_iter().collect()
 }
 
 fn millis(time: Duration) -> String {

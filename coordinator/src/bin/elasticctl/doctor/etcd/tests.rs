@@ -1,5 +1,6 @@
 //! Given what was seen, what is said of it.
 
+use super::super::finding::State;
 use super::*;
 
 const GIB: u64 = 1024 * 1024 * 1024;

@@ -9,7 +9,6 @@ use super::finding::{Finding, State};
 use super::reach::{Port, Seen};
 use elastic_coordinator::operator::OperatorError;
 
-/// All findings.
 pub(super) fn judge(seen: &Seen) -> Vec<Finding> {
     let Seen { id, job, ports } = seen;
     let Some(round) = job.round.as_ref().map(|round| &round.value) else { return Vec::new() };
@@ -23,7 +22,6 @@ pub(super) fn judge(seen: &Seen) -> Vec<Finding> {
     findings
 }
 
-/// A job that could not be read.
 pub(super) fn unread(id: &str, error: &OperatorError) -> Finding {
     let (state, advice) = match error {
         OperatorError::Store(_) => (State::Unknown, "fix what fails above, then run it again"),
@@ -36,7 +34,6 @@ fn of_job(id: &JobId) -> String {
     format!("job {id}")
 }
 
-/// Where the job stands.
 fn standing(id: &JobId, job: &Job, round: &RoundRecord) -> Finding {
     let (number, reason) = (round.number, &round.reason);
     let say = |state: State, seen: String| Finding::new(state, "round", of_job(id), seen);
@@ -65,7 +62,7 @@ fn standing(id: &JobId, job: &Job, round: &RoundRecord) -> Finding {
 /// Whether this release may do anything about it, and whether its programs are all of one release.
 fn protocol(id: &JobId, job: &Job) -> Option<Finding> {
     if let Some(refusal) = job.refusal() {
-        let foreign = Finding::new(State::Failed, "protocol", of_job(id), refusal);
+        let foreign = Finding::failed("protocol", of_job(id), refusal);
         return Some(foreign.advise("use the elasticctl and the coordinator of a release that speaks it"));
     }
     let (version, newest) = (job.protocol.as_ref()?.version, Protocols::OURS.newest);
@@ -81,18 +78,17 @@ fn protocol(id: &JobId, job: &Job) -> Option<Finding> {
         } else {
             "nothing: the job speaks the newest once it starts again".to_owned()
         };
-        return Some(Finding::new(State::Warning, "protocol", of_job(id), seen).advise(advice));
+        return Some(Finding::warning("protocol", of_job(id), seen).advise(advice));
     }
     None
 }
 
-/// Who leads it.
 fn leader(id: &JobId, job: &Job, ports: &BTreeMap<Endpoint, Port>) -> Option<Finding> {
     let Some(leader) = job.leader.as_ref().map(|leader| &leader.value) else {
         if job.nodes.is_empty() {
             return None;
         }
-        let leaderless = Finding::new(State::Warning, "leader", of_job(id), "no node leads, so nothing can change");
+        let leaderless = Finding::warning("leader", of_job(id), "no node leads, so nothing can change");
         return Some(
             leaderless
                 .advise("run it again: another node leads within milliseconds. If none does, read the agents' logs"),
@@ -112,21 +108,17 @@ fn leader(id: &JobId, job: &Job, ports: &BTreeMap<Endpoint, Port>) -> Option<Fin
 /// A port that does not accept. `flag` sets the address that others get.
 fn unreached(check: &'static str, of: String, peer: &Endpoint, port: &Port, flag: &str) -> Finding {
     match port {
-        Port::Silent(why) => Finding::new(State::Warning, check, of, format!("{peer} is not reached from here: {why}"))
-            .advise(format!(
+        Port::Silent(why) => {
+            Finding::warning(check, of, format!("{peer} is not reached from here: {why}")).advise(format!(
                 "run doctor on a node too: nodes must reach it. If they do not either: open the port between nodes, or \
                  give {flag} an address that leads there"
-            )),
-        _ => Finding::new(
-            State::Failed,
-            check,
-            of,
-            format!("{peer} refuses: no agent listens there, or a firewall rejects"),
-        )
-        .advise(format!(
-            "if it is gone, its lease ends this by itself; if it lives, open the port or have the firewall drop, \
+            ))
+        }
+        _ => Finding::failed(check, of, format!("{peer} refuses: no agent listens there, or a firewall rejects"))
+            .advise(format!(
+                "if it is gone, its lease ends this by itself; if it lives, open the port or have the firewall drop, \
                  since a refusal is taken for its death; or give {flag} an address that leads there"
-        )),
+            )),
     }
 }
 

@@ -14,7 +14,6 @@ const REVERSED: &str = "\x1b[7m";
 const RED: &str = "\x1b[31m";
 const YELLOW: &str = "\x1b[33m";
 
-/// A key that means something here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Key {
     Up,
@@ -66,14 +65,12 @@ impl Key {
     }
 }
 
-/// What follows a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     Show,
     Quit,
 }
 
-/// What the operator looks at.
 pub(super) struct Screen {
     /// Where the jobs are, for the first line.
     place: String,
@@ -90,12 +87,10 @@ impl Screen {
         Screen { place, chosen: None, opened: None, room: 1 }
     }
 
-    /// Shows one job.
     pub(super) fn open(&mut self, job: JobId) {
         (self.chosen, self.opened) = (Some(job.clone()), Some((job, 0)));
     }
 
-    /// Does what a key asks for.
     pub(super) fn press(&mut self, key: Key, overview: &Overview) -> Next {
         let page = self.room.max(1);
         match (key, &mut self.opened) {
