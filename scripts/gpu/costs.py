@@ -31,7 +31,7 @@ class Timed:
     def model_and_optimizer(self):
         torch.manual_seed(1)
         model = Gpt(*self.shape).to(self.device)
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-4, **({"fused": True} if self.device == "cuda" else {}))
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=self.device == "cuda" or None)
 
     def loss_of(self, model):
         with torch.autocast(self.device, dtype=torch.bfloat16):

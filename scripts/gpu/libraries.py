@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Union
+from typing import Dict, List, Optional
 
 from report import result
 
@@ -39,18 +39,17 @@ def python_folders() -> "List[Path]":
     return [folder for root in sys.path if root for folder in sorted(Path(root).glob("nvidia/*/lib")) if folder.is_dir()]
 
 
-def ask(*command: str) -> "Union[subprocess.CompletedProcess[str], str]":
-    """What a command has told, or why it has not."""
+def ask(*command: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a command. One that cannot run, or takes too long, has failed and says why."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=LOADING)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"not told: {error}"
+        return subprocess.CompletedProcess(command, -1, "", f"not told: {error}")
 
 
 def loads(name: str) -> bool:
     """Whether the loader finds it by itself. A process of its own tries, since a loaded library stays loaded."""
-    told = ask(sys.executable, "-c", f"import ctypes; ctypes.CDLL({name!r})")
-    return not isinstance(told, str) and told.returncode == 0
+    return ask(sys.executable, "-c", f"import ctypes; ctypes.CDLL({name!r})").returncode == 0
 
 
 def driver_folder() -> "Optional[Path]":
@@ -62,8 +61,7 @@ def driver_folder() -> "Optional[Path]":
 def from_ldconfig() -> "Dict[str, List[Path]]":
     """What the loader's cache knows by each name."""
     known: Dict[str, List[Path]] = {}
-    told = ask(shutil.which("ldconfig") or "/sbin/ldconfig", "-p")
-    said = told if isinstance(told, str) else told.stdout
+    said = ask(shutil.which("ldconfig") or "/sbin/ldconfig", "-p").stdout
     for name, path in re.findall(r"^\s*(\S+) \([^)]*\) => (\S+)$", said, re.MULTILINE):
         known.setdefault(name, []).append(Path(path))
     return known
@@ -86,8 +84,6 @@ def places(name: str, cached: "Dict[str, List[Path]]") -> "List[Dict[str, str]]"
 def version(path: str, function: str) -> str:
     """The version that a library tells, asked in a process of its own."""
     told = ask(sys.executable, __file__, "--version-of", path, function)
-    if isinstance(told, str):
-        return told
     if told.returncode != 0:
         return "cannot be loaded: " + (told.stderr.strip().splitlines() or [f"exit code {told.returncode}"])[-1]
     return told.stdout.strip()
@@ -111,7 +107,7 @@ def tell_version(path: str, function: str) -> None:
 
 def asked(*command: str) -> str:
     told = ask(*command)
-    return told if isinstance(told, str) else (told.stdout + told.stderr).strip()
+    return (told.stdout + told.stderr).strip()
 
 
 def main() -> int:

@@ -67,7 +67,7 @@ class Commands:
         return [sys.executable, str(HERE / name), *arguments]
 
     def tests(self, *arguments: str) -> "List[str]":
-        programs = ",".join(str(self.kit / name) for name in ["cuda-tests", "gpu-tests"])
+        programs = f"{self.kit / 'cuda-tests'},{self.kit / 'gpu-tests'}"
         return self.script("rust_tests.py", programs, *arguments)
 
     def sanitized(self, tool: str) -> "List[str]":

@@ -106,7 +106,7 @@ class States(unittest.TestCase):
         memory = mmap.mmap(-1, Plan({"a": torch.zeros(100)}, FACTS, (0, 1)).memory_bytes())
         filled(memory, 1, {"a": torch.zeros(100)})
         (one,) = Slots(memory).whole()
-        one.body()[17] = 1
+        one.raw()[17] = 1
         with self.assertRaisesRegex(ValueError, "tensor 0 of the snapshot of step 1 is damaged"):
             one.check()
         # In the description, even one that is still JSON.

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
 
 from .program import become
 
@@ -24,15 +22,6 @@ def arguments_of(parser: argparse.ArgumentParser, parsed: argparse.Namespace) ->
     return options + rest
 
 
-def run_by_agent(torchrun: Any) -> Callable[[argparse.Namespace], NoReturn]:
-    """The replacement of `torch.distributed.run.run`. `torchrun` is that module."""
-
-    def run(parsed: argparse.Namespace) -> NoReturn:
-        become(arguments_of(torchrun.get_args_parser(), parsed), "torchrun")
-
-    return run
-
-
 def main() -> None:
     """Runs Accelerate's command with this process's arguments."""
     import torch.distributed.run as torchrun
@@ -41,7 +30,7 @@ def main() -> None:
         from accelerate.commands.accelerate_cli import main as accelerate
     except ImportError as error:
         sys.exit(f"elastic_agent.accelerate: Accelerate is not there ({error}): pip install accelerate")
-    torchrun.run = run_by_agent(torchrun)
+    torchrun.run = lambda parsed: become(arguments_of(torchrun.get_args_parser(), parsed), "torchrun")
     sys.argv[0] = "accelerate"
     accelerate()
 

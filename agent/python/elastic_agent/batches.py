@@ -12,17 +12,16 @@ from .shards import Shards
 
 
 class ElasticBatchSampler:
-    """Divides every epoch into global batches, and each of those among the ranks, however many there are.
+    """Divides every epoch into global batches, and each of these among any number of ranks.
 
-    A step trains on `global_batch` samples, whatever the number of ranks: so the learning rate need not change with
-    it. Or it trains on `rank_batch` samples for each rank there is, so that a larger group does larger steps.
-    The order of an epoch depends only on `seed` and the epoch, and the position only on the number of steps. So a group
-    of any size continues where another stopped, and each sample belongs to exactly one step of an epoch. The order is
-    computed sample by sample, in two millionths of a second each: no list of all samples is made.
+    A step trains on `global_batch` samples for any number of ranks, or on `rank_batch` samples for each rank. The order
+    of an epoch depends only on `seed` and the epoch, and the position only on the number of steps: a group of any size
+    continues where another stopped, and each sample belongs to exactly one step of an epoch. The order is computed sample
+    by sample, in two microseconds each, without a list of all samples.
 
-    It is a batch sampler for `torch.utils.data.DataLoader(dataset, batch_sampler=...)`: it yields the places of the
-    samples of this rank's part of each step, in batches of at most `micro_batch`, from the current position to the end of
-    the epoch. `elastic_agent.torch.Session` sets its place and moves it on.
+    It is a batch sampler for `torch.utils.data.DataLoader(dataset, batch_sampler=...)`: it yields the samples of this
+    rank's part of each step, in batches of at most `micro_batch`, from the current position to the end of the epoch.
+    `elastic_agent.torch.Session` sets its place and advances it.
     """
 
     def __init__(
@@ -36,14 +35,12 @@ class ElasticBatchSampler:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        """`dataset` is anything with a length, or the length; `Shards` are read shard by shard.
-
-        `global_batch` or `rank_batch` says how many samples a step has: in the whole group, or on each rank. With
-        `rank_batch`, and with several ranks, the learning rate should follow the group: `Session(on_group=...)`.
-
-        A rank that has more than `micro_batch` samples of a step gets them in several batches, whose gradients add up, so
-        that a smaller group needs no more memory. With `drop_last` the samples that do not fill a last global batch are
-        left out of the epoch.
+        """dataset: anything with a length, or the length; `Shards` are read shard by shard.
+        global_batch or rank_batch: the samples of a step, in the whole group or on each rank. With `rank_batch` the
+        learning rate should follow the group: `Session(on_group=...)`.
+        micro_batch: a rank gets more samples of a step in several batches, whose gradients add up: a smaller group needs
+        no more memory.
+        drop_last: leaves out the samples that do not fill a last global batch.
         """
         self.length = dataset if isinstance(dataset, int) else len(dataset)
         if (global_batch is None) == (rank_batch is None):
@@ -66,10 +63,9 @@ class ElasticBatchSampler:
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
-        # Whether each rank has as many batches of a step as the others: `Session` sets it, where ranks compute together.
-        self.alike = False
-        # Whether batches are cut from the whole step, not from each rank's part: `Session` sets it for `same_bits`.
-        self.in_pieces = False
+        # `Session` sets these: whether all ranks have as many batches of a step, because they compute together; and
+        # whether batches are cut from the whole step, not from each rank's part, for `same_bits`.
+        self.alike = self.in_pieces = False
         self.epoch = 0
         # Samples of the epoch that earlier steps have used.
         self.position = 0
@@ -95,8 +91,8 @@ class ElasticBatchSampler:
         return min(self.global_batch, self._end() - self.position)
 
     def micro_batches(self) -> list[int]:
-        """The sizes of this rank's batches of the step at the position. 0 is one that only keeps step with the other
-        ranks, where they have all samples, or more batches: what it yields does not count."""
+        """The sizes of this rank's batches of the step at the position. A batch of size 0 only keeps step with ranks that
+        have more: what it yields does not count."""
         return [len(batch) for batch in self._share(self.position)]
 
     def first_place(self) -> int:

@@ -18,12 +18,12 @@ _Result = TypeVar("_Result")
 
 
 def record(function: Callable[..., _Result]) -> Callable[..., _Result | None]:
-    """Decorates a script's main function: an exception that leaves it is written, with its traceback, to the file that
-    the agent has named in `TORCHELASTIC_ERROR_FILE`, and continues. It is then the job's root cause in the report of
-    every agent. Python's tracebacks of fatal signals are switched on too.
+    """Decorates a script's main function: an exception that leaves it is written, with its traceback, to the file
+    `TORCHELASTIC_ERROR_FILE`, and is then the job's root cause in the report of every agent. Tracebacks of fatal signals
+    are switched on too.
 
-    As with PyTorch's decorator of this name, `sys.exit(0)` within the function returns `None`, and an exit by another
-    code or by Ctrl-C is not recorded. Without an agent nothing is written."""
+    As with PyTorch's decorator, `sys.exit(0)` in the function returns `None`, and an exit by another code or by Ctrl-C is
+    not recorded. Without an agent nothing is written."""
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **named: Any) -> _Result | None:

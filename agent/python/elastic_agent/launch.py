@@ -40,13 +40,11 @@ class elastic_launch:
         config = LaunchConfig(1, 4, 8, run_id="JOB", rdzv_backend="etcd", rdzv_endpoint="etcd0:2379")
         losses = elastic_launch(config, train)(epochs=10)
 
-    config: PyTorch's `LaunchConfig`, or anything with fields of these names. entrypoint: a function that processes of
-    their own can load: from a module, from the script that is running, or, where `cloudpickle` is installed, from a
-    notebook. Or the path of a program.
+    config: PyTorch's `LaunchConfig`, or anything with fields of these names. entrypoint: a function of a module, of the
+    running script or, with `cloudpickle`, of a notebook; or the path of a program.
 
-    The call returns what the function returned on this node's workers, by global rank; None from each, if it is a
-    program. It raises LaunchError if the job fails. Ctrl-C, or a notebook's interrupt, stops the job's node as Ctrl-C
-    stops the program `elastic-agent`; the end of this process does, too.
+    The call returns what the function returned on this node's workers, by global rank (None for a program). It raises
+    LaunchError if the job fails. Ctrl-C, a notebook's interrupt or the end of this process stops the job's node.
     """
 
     def __init__(self, config: Any, entrypoint: Callable[..., Any] | str) -> None:
@@ -75,20 +73,10 @@ def flags_of(config: Any) -> list[str]:
         return getattr(config, name, None)
 
     flags = [f"--nnodes={config.min_nodes}:{config.max_nodes}", f"--nproc-per-node={config.nproc_per_node}"]
-    named = {
-        "run_id": "rdzv-id",
-        "role": "role",
-        "rdzv_backend": "rdzv-backend",
-        "rdzv_endpoint": "rdzv-endpoint",
-        "max_restarts": "max-restarts",
-        "monitor_interval": "monitor-interval",
-        "local_addr": "local-addr",
-        "log_line_prefix_template": "log-line-prefix-template",
-        "event_log_handler": "event-log-handler",
-        "signals_to_handle": "signals-to-handle",
-        "shutdown_timeout": "shutdown-timeout",
-    }
-    flags += [f"--{flag}={given(name)}" for name, flag in named.items() if given(name) not in (None, "")]
+    names = "role rdzv_backend rdzv_endpoint max_restarts monitor_interval local_addr log_line_prefix_template"
+    names += " event_log_handler signals_to_handle shutdown_timeout"
+    named = {"rdzv-id": given("run_id"), **{name.replace("_", "-"): given(name) for name in names.split()}}
+    flags += [f"--{flag}={value}" for flag, value in named.items() if value not in (None, "")]
     settings = ",".join(f"{name}={value}" for name, value in (given("rdzv_configs") or {}).items())
     flags += [f"--rdzv-conf={settings}"] if settings else []
     for name in ("duplicate_stdout_filters", "duplicate_stderr_filters"):

@@ -20,11 +20,9 @@ class Permutation(Sequence[int]):
     """A pseudorandom order of the numbers from 0 to `length - 1`, computed place by place: it needs no memory for them.
 
     It is the generalised Feistel cipher with cycle walking of J. Black and P. Rogaway, "Ciphers with Arbitrary Finite
-    Domains" (CT-RSA 2002). A place is two digits, below `a` and `b`, of which a hash of one is added to the other, in
-    turns: that can be undone, so no two places come to the same number. `a * b` is `length` or a little more, and a
-    place that comes out beyond `length` is taken through it once more.
-
-    It is no secret: who knows some of the order can find out the rest.
+    Domains" (CT-RSA 2002). A place is two digits, below `a` and `b`. In turns a hash of one is added to the other: that
+    can be undone, so no two places give the same number. `a * b` is `length` or a little more; a result beyond `length`
+    goes through it again. The order is no secret.
     """
 
     def __init__(self, length: int, key: str) -> None:

@@ -12,15 +12,13 @@ from . import order
 class ElasticSampler:
     """Gives each sample of an epoch to exactly one rank, even if the number of ranks changes during the epoch.
 
-    The order of an epoch depends only on `seed` and the epoch. The group takes the samples from the front. Its position
-    is the number of samples that are done, and the ranks take turns with the rest. A group of another size continues at
-    the position that the checkpoint holds. The order is computed sample by sample, in two millionths of a second each: no
-    list of all samples is made.
+    The order of an epoch depends only on `seed` and the epoch. The position is the number of samples that are done, and
+    the ranks take turns with the rest: a group of another size continues at the position that the checkpoint holds. The
+    order is computed sample by sample, in two microseconds each, without a list of all samples.
 
-    It is a sampler for `torch.utils.data.DataLoader`, which takes any iterable with a length.
-
-    If the rest cannot be divided by the number of ranks, some ranks get one sample fewer than others. Wrap such a loop
-    in DDP's `join()`, or pass `drop_last=True`: then up to `world_size - 1` samples of an epoch are left out.
+    It is a sampler for `torch.utils.data.DataLoader`. If the rest cannot be divided by the number of ranks, some ranks
+    get one sample fewer: wrap the loop in DDP's `join()`, or pass `drop_last=True`, which leaves out up to
+    `world_size - 1` samples of an epoch.
     """
 
     def __init__(
@@ -57,10 +55,7 @@ class ElasticSampler:
             self.epoch, self.position = epoch, 0
 
     def advance(self, samples: int) -> None:
-        """Records that each rank has trained on this many more samples.
-
-        Iterating does not count them, because a DataLoader asks for samples long before the ranks train on them.
-        """
+        """Records that each rank has trained on this many more samples. A DataLoader reads them long before."""
         self.position = min(self.position + samples * self.world_size, self.length)
 
     def state_dict(self) -> dict[str, int]:
@@ -94,12 +89,11 @@ class ElasticSampler:
 
 
 class ElasticDistributedSampler(ElasticSampler):
-    """`torch.distributed.elastic.utils.data.ElasticDistributedSampler` by its name and arguments, for scripts that
-    have it from TorchElastic. As there, every rank gets the same number of samples, for which some may be used twice
-    at the end.
+    """`torch.distributed.elastic.utils.data.ElasticDistributedSampler` by its name and arguments. Every rank gets the
+    same number of samples: some may be used twice at the end.
 
-    There, what is left after `start_index` is shuffled again, and so not what the first group has left: some samples of
-    the epoch come again, others never. Here `start_index` is a position in one order.
+    TorchElastic shuffles what is left after `start_index` again: some samples of the epoch come again, others never. Here
+    `start_index` is a position in one order.
     """
 
     def __init__(

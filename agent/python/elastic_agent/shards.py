@@ -23,19 +23,17 @@ class Shards:
         sampler = ElasticBatchSampler(shards, global_batch=256)
         loader = DataLoader(shards, batch_sampler=sampler, num_workers=2)
 
-    An epoch's shards, in an order of its own, are laid end to end and cut into lanes of one length. Each step takes
-    as many samples from each lane, and a rank always has the same lanes while the group does not change: so it reads
-    its shards from their beginnings on, side by side. After a change of the group it skips to where its new lanes
-    are. No sample is left out or read twice by that: which ones a step has depends on its number alone.
+    Each epoch puts the shards in an order of its own, end to end, and cuts them into lanes of one length. Each step takes
+    as many samples from each lane. A rank keeps its lanes while the group does not change, and reads their shards from
+    the beginning, in parallel; after a change it skips to its new lanes. The samples of a step depend on its number only.
 
-    Samples are mixed by the order of the shards and by the lanes, not within a shard: write them shuffled. A process of a
-    DataLoader passes over the samples of the batches that others load.
+    Samples are not mixed within a shard: write them shuffled. A process of a DataLoader skips the samples of the batches
+    that others load.
     """
 
     def __init__(self, shards: Sequence[Any], lengths: Sequence[int], open: Callable[[Any], Iterable[Any]]) -> None:
-        """shards: whatever `open` takes. lengths: how many samples each has: a shard that ends sooner is an error.
-        open: the samples of a shard, from the first on; an iterator that has `close` is closed when it is no longer
-        needed."""
+        """shards: what `open` takes. lengths: how many samples each has: a shard that ends sooner is an error. open: the
+        samples of a shard, from the first; an iterator that has `close` is closed after use."""
         if len(shards) != len(lengths):
             raise ValueError(f"there are {len(shards)} shards and {len(lengths)} lengths: give one for each")
         for shard, length in zip(shards, lengths):
@@ -50,8 +48,8 @@ class Shards:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, sample: int) -> Any:
-        """The sample of this number, counted through all shards. One that follows the one read before costs little, any
-        other reads its shard up to there."""
+        """The sample of this number, counted through all shards. It reads its shard up to the sample, unless the one
+        before was read last."""
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} is not below {len(self)}")
         shard = bisect.bisect_right(self._ends, sample)

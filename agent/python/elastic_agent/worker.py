@@ -32,15 +32,12 @@ _PLACE_ENV = {
 
 
 class AgentError(Exception):
-    """The agent refused the request, is gone, or was never there.
-
-    This is no RuntimeError. A failed collective of PyTorch raises one, and a script that catches it must not take the
-    loss of its agent for that.
-    """
+    """The agent refused the request, is gone, or was never there. It is no RuntimeError, which PyTorch's failed
+    collectives raise, and which scripts catch."""
 
     def __init__(self, message: str, *, again: bool = False) -> None:
         super().__init__(message)
-        # Whether the same request may succeed later: a commit while the store is away may, one of an older step may not.
+        # Whether the same request may succeed later, such as a commit while the store is away.
         self.again = again
 
 
@@ -53,8 +50,8 @@ class _Reply:
 
 
 class _Agent:
-    """A connection to the agent. One thread reads it, so that news arrives while the script computes. Another thread
-    calls the script's callbacks, which may ask the agent for something and wait for the answer."""
+    """A connection to the agent. One thread reads it while the script computes. Another calls the script's callbacks,
+    which may themselves wait for an answer of the agent."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -82,10 +79,7 @@ class _Agent:
         threading.Thread(target=self._call, name="elastic-agent-callbacks", daemon=True).start()
 
     def register(self, round_aware: bool) -> None:
-        local_rank = os.environ.get("ELASTIC_LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")
-        self.send(
-            {"type": "register", "local_rank": int(local_rank), "pid": os.getpid(), "round_aware": round_aware}
-        )
+        self.send({"type": "register", "local_rank": local_rank(), "pid": os.getpid(), "round_aware": round_aware})
 
     def send(self, message: dict[str, Any]) -> None:
         line = json.dumps({name: value for name, value in message.items() if value is not None}) + "\n"
@@ -228,6 +222,11 @@ def available() -> bool:
     return bool(os.environ.get(SOCKET_ENV))
 
 
+def local_rank() -> int:
+    """This worker's position on its node. Under --virtual-local-rank all have a LOCAL_RANK of 0."""
+    return int(os.environ.get("ELASTIC_LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0"))
+
+
 def _connected() -> _Agent:
     global _agent, _process
     path = os.environ.get(SOCKET_ENV)
@@ -242,8 +241,7 @@ def _connected() -> _Agent:
 
 def assignment(timeout: float | None = 30) -> dict[str, Any]:
     """The worker's place in its round: `job`, `round`, `rank`, `world_size`, `group_rank`, `group_world_size`,
-    `master_addr`, `master_port`, `restart_count` and `checkpoint`. All members resume from `checkpoint`, which may be
-    None."""
+    `master_addr`, `master_port`, `restart_count` and `checkpoint`, from which all members resume, or None."""
     return _place(_connected().welcome(timeout))
 
 
@@ -254,11 +252,10 @@ def _place(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_process() -> None:
-    """Tells the agent that this worker knows about rounds. When a round is forming, the worker will call `quiesce`, and
-    so it need not be stopped.
+    """Tells the agent that this worker knows about rounds: it is not stopped for one, and calls `quiesce` instead.
 
-    The worker promises to agree with its peers on the state to continue from. Some of these peers may have just been
-    started. Call this before training begins. Without an agent it does nothing.
+    The worker promises to agree with its peers on the state to continue from; some of them may have just started. Call
+    this before training begins. Without an agent it does nothing.
     """
     if available():
         _connected().register(round_aware=True)
@@ -268,11 +265,10 @@ def ready(timeout: float | None = None) -> dict[str, Any]:
     """Tells the agent that this worker could begin at once, and that it knows about rounds, as `keep_process` does.
     Waits for the worker's place, and returns it as `assignment` does.
 
-    With `elastic-agent --warm-up` a worker is started before its node joins, so that the other nodes do not wait for
-    the worker's imports and data. Until the node joins, the worker has no place. When this returns, `RANK`,
-    `WORLD_SIZE`, `GROUP_RANK`, `GROUP_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RESTART_COUNT` and
-    `ELASTIC_ROUND` are set, for `torch.distributed` and others that read them. Call this after the slow imports, and
-    before anything that needs a rank. Without `--warm-up` it returns at once.
+    With `elastic-agent --warm-up` a worker starts before its node joins, and has no place until then. When this returns,
+    `RANK`, `WORLD_SIZE`, `GROUP_RANK`, `GROUP_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RESTART_COUNT` and
+    `ELASTIC_ROUND` are set. Call this after the slow imports, and before anything that needs a rank. Without `--warm-up`
+    it returns at once.
     """
     keep_process()
     return _entered(assignment(timeout))
@@ -284,16 +280,13 @@ def _entered(place: dict[str, Any]) -> dict[str, Any]:
 
 
 def forming() -> tuple[int, str] | None:
-    """The round that is forming and the reason for it, or None.
-
-    Call this between two steps, and tell all ranks the answer by a flag in their next all-reduce. Then all ranks
-    quiesce after the same step."""
+    """The round that is forming and the reason for it, or None. Call this between two steps, and send the answer to all
+    ranks in their next all-reduce: then all quiesce after the same step."""
     return _connected().forming() if available() else None
 
 
 def quiesce_time() -> float:
-    """Seconds that this worker has from hearing that a round is forming until it must have quiesced, as the agent said
-    the last time."""
+    """The seconds in which this worker must quiesce when a round is forming, as the agent last said."""
     return _connected().quiesce_time
 
 
@@ -301,10 +294,10 @@ def quiesce(step: int, timeout: float = 60) -> dict[str, Any]:
     """Comes to rest after `step` steps, so that the next round can form. Returns this worker's place in that round, as
     `assignment` does. If no round is forming yet, this first waits until one is.
 
-    Leave the process group of the old round first, and use nothing of it while this waits. Then join the new process
-    group: the environment holds the new place, as after `ready`. Raises AgentError if the agent refuses or is gone, or if
-    no round is forming within `timeout` seconds. For its place it waits as long as its agent waits for other nodes: for
-    `join_timeout`, and while an operator has paused the job.
+    Leave the old process group before, and join the new one after: the environment then holds the new place, as after
+    `ready`. Raises AgentError if the agent refuses or is gone, or if no round is forming within `timeout` seconds. For
+    its place it waits as long as its agent waits for other nodes: `join_timeout`, and while an operator has paused the
+    job.
     """
     return _entered(_place(_connected().quiesce(step, timeout)))
 
@@ -315,25 +308,24 @@ def forms_within(timeout: float) -> bool:
 
 
 def request_round(reason: str, timeout: float | None = 30) -> None:
-    """Asks for a round in which all workers meet anew, in their processes. This is for a group that is broken although
-    no process has died, for example when a connection failed: no round would form by itself. Then call `quiesce`.
+    """Requests a round, in which all workers meet again in their processes: for a group that is broken although no
+    process has died, for example by a failed connection. Then call `quiesce`.
 
     It costs the job one restart of `--max-restarts`, unless a node turns out to be lost or leaving. The other workers
-    hear of a round that is forming, with `reason`. If one is forming already, nothing follows. This worker must have
-    called `keep_process` or `ready`. Raises AgentError if the agent refuses, is gone, or does not answer within
-    `timeout` seconds.
+    hear of the round with `reason`. If one is forming already, nothing follows. This worker must have called
+    `keep_process` or `ready`. Raises AgentError if the agent refuses, is gone, or does not answer within `timeout`
+    seconds.
     """
     _connected().ask({"type": "request_round", "round": int(os.environ["ELASTIC_ROUND"]), "reason": reason}, timeout)
 
 
 def memory(size: int, *, rescue: Sequence[str] = (), timeout: float | None = 30) -> mmap.mmap:
-    """Memory of this node, of `size` bytes, that outlives this process: the agent keeps it. The worker that has this
-    local rank later, in whatever round of the job's generation, gets the same memory with what was left in it, if it asks
-    for the same size. With a size of 0 it gets what was left, whatever its size.
+    """Memory of this node, of `size` bytes, that the agent keeps when this process ends. A later worker of this local
+    rank, in any round of the job's generation, gets it with its contents if it requests the same size, or size 0.
 
-    `rescue` is a command line that the agent runs when no worker of the job is left, so that what is in the memory is
-    saved: docs/protocol.md says what it gets and prints. Raises AgentError if there is nothing to get, if the node cannot
-    spare so much, or if the agent is gone.
+    `rescue` is a command line that the agent runs when no worker of the job is left, to save what is in the memory:
+    docs/protocol.md says what it gets and prints. Raises AgentError if there is nothing to get, if the node cannot spare
+    so much, or if the agent is gone.
     """
     lent = _connected().ask({"type": "memory", "bytes": size, "rescue": list(rescue) or None}, timeout)
     try:
@@ -351,8 +343,8 @@ def on_round_change(callback: Callable[[int, str], None]) -> None:
     """Calls `callback(round, reason)` when the next round is forming. The stop signal follows, so be brief. A worker
     that has called `keep_process` should quiesce instead.
 
-    All callbacks run on one thread that does nothing else. So a callback may commit a checkpoint and wait for that. An
-    exception that a callback raises is printed and has no other effect. Without an agent no callback is called.
+    One thread runs all callbacks, and nothing else: a callback may wait for the commit of a checkpoint. An exception in a
+    callback is printed and has no other effect.
     """
     if available():
         _connected().listen(callback)
@@ -362,10 +354,7 @@ def report_progress(
     step: int, *, epoch: int | None = None, loss: float | None = None, total_steps: int | None = None
 ) -> None:
     """Tells the agent how far this worker is: `step` steps are done, and epochs are counted from 0. Only the newest
-    report counts.
-
-    Without an agent this does nothing, so that a script also runs elsewhere.
-    """
+    report counts. Without an agent this does nothing."""
     if available():
         # JSON has no word for infinity, nor for a loss that is not a number.
         loss = float(loss) if loss is not None and math.isfinite(loss) else None
@@ -374,33 +363,35 @@ def report_progress(
         )
 
 
+def digest_of(path: pathlib.Path) -> str:
+    """The digest of a file's bytes, as a commit has it."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            sha.update(block)
+    return f"sha256:{sha.hexdigest()}"
+
+
 def barrier(name: str, timeout: float | None = None) -> None:
     """Returns when one worker of each node of the round has called this with the same name. A name can be used once in
-    a round.
-
-    Raises AgentError if the round ends before that, or after `timeout` seconds.
-    """
+    a round. Raises AgentError if the round ends before that, or after `timeout` seconds."""
     _connected().ask({"type": "barrier", "name": name}, timeout)
 
 
 def commit_checkpoint(
     step: int, path: str | os.PathLike[str], *, digest: str | None = None, timeout: float | None = 600
 ) -> None:
-    """Publishes the checkpoint at `path`, which holds `step` steps. The job then resumes from it.
+    """Publishes the checkpoint at `path`, which holds `step` steps, is complete and durable. The job then resumes from
+    it.
 
-    The checkpoint must be complete and durable. `digest` is the digest of its bytes, as `algorithm:hex`. By default it
-    is the SHA-256 of the file. Returns when the checkpoint is published. Raises AgentError if it never will be, because
-    this node is no longer a member of the round, or because a later step is committed; and after `timeout` seconds: the
-    store is away, and the agent still tries.
+    `digest` is that of its bytes, as `algorithm:hex`; by default the SHA-256 of the file. Returns when the checkpoint is
+    published. Raises AgentError if it never will be, because this node has left the round or a later step is committed;
+    and after `timeout` seconds, if the store is away: the agent still tries.
     """
     path = pathlib.Path(path).absolute()
     if digest is None:
         if not path.is_file():
             raise ValueError(f"{path} is no file: give the manifest of the checkpoint, or its digest")
-        sha = hashlib.sha256()
-        with path.open("rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                sha.update(block)
-        digest = f"sha256:{sha.hexdigest()}"
+        digest = digest_of(path)
     checkpoint = {"step": step, "path": str(path), "digest": digest}
     _connected().ask({"type": "commit", "checkpoint": checkpoint}, timeout)

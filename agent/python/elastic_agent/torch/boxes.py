@@ -1,5 +1,5 @@
-"""Which part of a sharded tensor a rank holds, and which of another rank's it needs when the world has changed.
-Nothing here asks torch.distributed."""
+"""Which part of a sharded tensor a rank holds, and what it needs of others' parts when the number of ranks has changed.
+Nothing here calls torch.distributed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def writes(self) -> bool:
-        """Whether of the ranks that hold this part it is this one that writes it. They take turns with the parts."""
+        """Whether this rank writes its part. The ranks that hold the same part take turns with the parts."""
         copies, copy = 1, 0
         for one, (size, place) in enumerate(zip(self.mesh, self.coordinate)):
             if one not in self.over:
@@ -69,8 +69,8 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def sharded_dimension(placement: str) -> int | None:
-    """The dimension of the tensor that is sharded, of a placement as PyTorch prints it. None if it is replicated. Raises
-    ValueError if it is placed otherwise."""
+    """The sharded dimension of a placement as PyTorch prints it; None if it is replicated. Raises ValueError for
+    others."""
     if placement == "R":
         return None
     if placement.startswith("S(") and placement.endswith(")") and placement[2:-1].isdigit():
@@ -82,8 +82,8 @@ def sharded_dimension(placement: str) -> int | None:
 
 
 def box_of(shape: Sequence[int], placements: Sequence[str], mesh: Sequence[int], coordinate: Sequence[int]) -> Box:
-    """The piece that the rank at `coordinate` holds. A sharded dimension is cut as torch.chunk does: the last pieces may
-    be smaller, or empty."""
+    """The piece that the rank at `coordinate` holds. It is cut as by torch.chunk: the last pieces are smaller, or
+    empty."""
     offset, size = [0] * len(shape), list(shape)
     for placement, ranks, place in zip(placements, mesh, coordinate):
         dimension = sharded_dimension(placement)
@@ -106,8 +106,8 @@ def overlap(left: Box, right: Box) -> Box | None:
 
 
 def describe(tensor: Any) -> dict[str, Any]:
-    """Of a tensor on a device mesh: what the whole is, and where this rank's part begins. Raises ValueError if that part
-    is not what its placements say."""
+    """The whole of a tensor on a device mesh, and where this rank's part begins. Raises ValueError if that part is not
+    what its placements say."""
     placements = [str(one) for one in tensor.placements]
     mesh, coordinate = list(tensor.device_mesh.mesh.shape), tensor.device_mesh.get_coordinate()
     box = box_of(tensor.shape, placements, mesh, coordinate)
@@ -161,8 +161,8 @@ def redescribe(described: dict[str, Any], layout: Layout) -> None:
 
 
 def layout_of(parameters: Iterable[tuple[str, Any]]) -> Layout | None:
-    """The layout of a model's named parameters. None if there are several, or none is sharded. Raises ValueError for one
-    that no snapshot could hold."""
+    """The layout of a model's named parameters; None if there is not exactly one. Raises ValueError for one that no
+    snapshot could hold."""
     found = set()
     for name, one in parameters:
         if not is_sharded(one):

@@ -1,5 +1,5 @@
-"""Checkpoints on disk: a whole state in one file, as torch.save writes it, or a sharded one in a folder, of which
-every rank writes its part. When one is due is left to others."""
+"""Checkpoints on disk: a whole state in one file, as torch.save writes it, or a sharded one in a folder, where every rank
+writes its part."""
 
 from __future__ import annotations
 
@@ -42,10 +42,8 @@ def save(folder: Folder, state: Any, step: int, round_: int, note: str = "") -> 
 def save_part(
     folder: Folder, layout: Layout, described: tuple[Any, list[torch.Tensor]], step: int, round_: int, *, leads: bool
 ) -> None:
-    """Writes this rank's part of a sharded state. The rank that `leads` waits for all parts, and commits them as one.
-    Raises OSError if they do not come.
-
-    described: the description of the state, and its tensors, as `tree.take_apart` gives them."""
+    """Writes this rank's part of a sharded state, as `tree.take_apart` gives it. The rank that `leads` waits for all
+    parts, and commits them as one. Raises OSError if they do not come."""
     path = folder.path / name_of(step, round_, f"-{folder.writers}")
     took = dcp.write_part(path, layout, *described)
     if not leads:
@@ -75,9 +73,8 @@ def write(path: pathlib.Path, state: Any) -> str:
 
 
 def read(checkpoint: dict[str, Any], layout: Layout | None = None, mesh: Any = None) -> Any:
-    """The state of a committed checkpoint, if its bytes are those that were committed.
-
-    layout: which part of it this rank has, if its model is sharded. mesh: gives the device mesh of a shape."""
+    """The state of a checkpoint whose bytes are those that were committed. layout: the part that this rank has, if its
+    model is sharded. mesh: gives the device mesh of a shape."""
     path = pathlib.Path(checkpoint["path"])
     files.check(path, checkpoint["digest"])
     if path.name == dcp.MANIFEST:

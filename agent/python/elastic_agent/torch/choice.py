@@ -1,4 +1,4 @@
-"""Chooses the snapshot that training resumes from, among those that ranks hold. Other modules read and send them."""
+"""Chooses the state that training continues from, among those that ranks hold and the committed checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .boxes import Layout
 
 @dataclass(frozen=True)
 class Offer:
-    """A whole snapshot that a rank holds, and what the rank was that made it: this one, or one whose copy this is."""
+    """A state that a rank holds, and the place of the rank that made it: of a copy it is another rank."""
 
     step: int
     round: int = 0
@@ -23,14 +23,14 @@ class Offer:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to resume from: the snapshot of a step and round in memory, the committed checkpoint, or neither."""
+    """What to continue from: a state in memory, the committed checkpoint, or neither."""
 
     source: str
     step: int = 0
     round: int = 0
     # The ranks that have it, if each has all of it.
     holders: tuple[int, ...] = ()
-    # Of a sharded state, for each of its parts the rank that gives it to others. Without them each rank takes its own.
+    # Of a sharded state the rank that gives each part. Without them each rank takes its own.
     senders: tuple[int, ...] | None = None
     why: str = ""
 
@@ -41,8 +41,8 @@ def choose(
     newer_than: int = 0,
     layouts: Sequence[Layout | None] = (),
 ) -> Choice:
-    """offers: what each rank holds. committed: the step of the checkpoint on disk. newer_than: the step of a
-    checkpoint of the script's own. layouts: of each rank now, if the model is sharded. The same on every rank."""
+    """The same on every rank. offers: what each rank holds. committed: the step of the checkpoint on disk. newer_than:
+    the step of a checkpoint of the script's own. layouts: of each rank now, if the model is sharded."""
     replicated = [((one.step, one.round), rank) for rank, held in enumerate(offers) for one in held if not one.sharded]
     sharded = sorted({(one.step, one.round) for held in offers for one in held if one.sharded}, reverse=True)
     found, why = None, "no rank holds a snapshot"

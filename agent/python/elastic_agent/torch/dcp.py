@@ -1,6 +1,5 @@
-"""A sharded state in a folder, in the layout of torch.distributed.checkpoint (DCP): `dcp.load` reads it, too, into
-whatever model. Each rank writes its part by itself, and one of them joins the parts when all are there: they need no
-process group, so that none is broken by it, and training goes on beside.
+"""A sharded state in a folder, in the layout of torch.distributed.checkpoint (DCP): `dcp.load` reads it, too. Each rank
+writes its part, and one rank joins the parts when all are there. This needs no process group, and training continues.
 
     part-0.distcp, part-1.distcp, …    the numbers
     part-0.json, part-1.json, …        what is in them, and where; and the rest of the state
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..worker import digest_of
 from . import boxes, files, tree
 from .boxes import Box, Layout
 
@@ -29,8 +29,7 @@ _LOOK = 0.05
 
 
 def write_part(folder: pathlib.Path, layout: Layout, description: Any, tensors: list[torch.Tensor]) -> float:
-    """Writes the numbers that this rank holds, and that no rank of a lower part does. Returns the seconds that it
-    took."""
+    """Writes the numbers that this rank holds and no rank of a lower part does. Returns the seconds that it took."""
     began, pieces = time.monotonic(), []
 
     def fill(file: files.Hashed) -> None:
@@ -51,15 +50,15 @@ def write_part(folder: pathlib.Path, layout: Layout, description: Any, tensors: 
 
 
 def join(folder: pathlib.Path, parts: int, patience: float) -> tuple[pathlib.Path, str]:
-    """Makes one checkpoint of all parts, when they are there. Returns the path and the digest of what is to be
-    committed. Raises TimeoutError if no part comes for `patience` seconds, and ValueError if they are not one state."""
+    """Makes one checkpoint of all parts, when they are there. Returns the path and the digest to commit. Raises
+    TimeoutError if no part comes for `patience` seconds, and ValueError if they are not one state."""
     from torch.distributed.checkpoint import FileSystemWriter
 
     abouts = [json.loads(path.read_bytes()) for path in _wait_for_parts(folder, parts, patience)]
     _check(abouts)
     FileSystemWriter(folder).finish(*_metadata(abouts))
     digests = {one["file"]: one["digest"] for one in abouts}
-    digests[".metadata"] = files.digest_of(folder / ".metadata")
+    digests[".metadata"] = digest_of(folder / ".metadata")
     manifest = {"state": abouts[0]["state"], "files": digests}
     digest = files.write(folder / MANIFEST, lambda file: file.write(json.dumps(manifest).encode()))
     return folder / MANIFEST, digest
@@ -102,25 +101,19 @@ def _check(abouts: list[dict[str, Any]]) -> None:
 def _metadata(abouts: list[dict[str, Any]]) -> tuple[Any, list[Any]]:
     """What DCP wants to know of all parts: what each tensor is, and where its pieces are."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        Metadata,
-        MetadataIndex,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
+    from torch.distributed.checkpoint import metadata
     from torch.distributed.checkpoint.storage import WriteResult
 
     tensors: dict[str, Any] = {}
     results = []
     for about in abouts:
         for name, offset, shape, whole, dtype, begin, length in about["pieces"]:
-            properties = TensorProperties(dtype=tree.dtype_of({"dtype": dtype}))
-            tensor = tensors.setdefault(name, TensorStorageMetadata(properties, torch.Size(whole), []))
-            tensor.chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(shape)))
-            index = MetadataIndex(name, torch.Size(offset), len(tensor.chunks) - 1)
+            properties = metadata.TensorProperties(dtype=tree.dtype_of({"dtype": dtype}))
+            tensor = tensors.setdefault(name, metadata.TensorStorageMetadata(properties, torch.Size(whole), []))
+            tensor.chunks.append(metadata.ChunkStorageMetadata(torch.Size(offset), torch.Size(shape)))
+            index = metadata.MetadataIndex(name, torch.Size(offset), len(tensor.chunks) - 1)
             results.append(WriteResult(index, length, _StorageInfo(about["file"], begin, length)))
-    return Metadata(tensors), [results]
+    return metadata.Metadata(tensors), [results]
 
 
 def read(manifest: pathlib.Path, layout: Layout | None, mesh: Callable[[list[int]], Any] | None) -> Any:

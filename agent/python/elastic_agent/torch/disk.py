@@ -8,7 +8,7 @@ from typing import Any
 from .. import worker
 from . import checkpoints, tree
 from .checkpoints import Folder
-from .keeper import Keeper, local_rank, say
+from .keeper import Keeper, say
 from .replica import Replica
 from .snapshots import fingerprint
 from .state import Training
@@ -25,22 +25,23 @@ class Disk:
         self._training, self._replica, self._folder = training, replica, folder
         self.snapshot_every, self._timeout = snapshot_every, timeout
         self._keeper: Keeper | None = None
-        # The steps of the newest snapshot, and of the newest checkpoint that was written, or tried.
-        self._snapshot, self._saved = 0, -1
+        # The step of the newest checkpoint that was written, or tried.
+        self._saved = -1
 
     def take_up(self) -> bool:
         """Loads what an earlier worker left in the agent's memory. Returns whether there was a state. It counts as
         this rank's own."""
         mesh = self._replica.mesh
-        if self.snapshot_every is None or (local_rank() != 0 and mesh is None):
+        if self.snapshot_every is None or (worker.local_rank() != 0 and mesh is None):
             return False
         facts = {"session": [fingerprint(self._training.model), self._training.sampler.facts()]}
         if mesh is not None:
-            facts["part"] = [local_rank(), self._replica.size]
+            facts["part"] = [worker.local_rank(), self._replica.size]
         self._keeper = Keeper(
             facts,
             optimizers=[self._training.optimizer],
             folder=self._folder,
+            every=self.snapshot_every,
             sharded=mesh is not None,
             layout=self._replica.layout,
         )
@@ -55,7 +56,6 @@ class Disk:
         if self._keeper:
             self._keeper.wait()
         self._training.load(value)
-        self._snapshot = self._training.step_number
         if self._keeper:
             self._keeper.began(self._training.step_number)
 
@@ -67,13 +67,10 @@ class Disk:
 
     def take_snapshot(self, place: dict[str, Any]) -> None:
         """After a step: takes a snapshot if one is due."""
-        step = self._training.step_number
-        if self._keeper is None or step - self._snapshot < self.snapshot_every:
-            return
-        saves = self._replica.is_first(place["rank"])
-        rank_and_size = place["rank"], place["world_size"]
-        if self._keeper.take(step, place["round"], self._training.value(), rank_and_size, saves=saves):
-            self._snapshot = step
+        if self._keeper and self._keeper.due(self._training.step_number):
+            value, ranks = self._training.value(), (place["rank"], place["world_size"])
+            saves = self._replica.is_first(place["rank"])
+            self._keeper.take(value["step"], place["round"], value, ranks, saves=saves)
 
     def save_if_due(self, place: dict[str, Any]) -> None:
         """After a step: writes a checkpoint if one is due, and snapshots are not written instead."""
@@ -90,7 +87,7 @@ class Disk:
         """Writes this rank's state if no checkpoint has its last step: perhaps no other worker has the state. Others
         that leave write theirs."""
         if self._saved < self._training.step_number:
-            self._save(place, f"-rank-{place['rank']}", leads=local_rank() == 0)
+            self._save(place, f"-rank-{place['rank']}", leads=worker.local_rank() == 0)
 
     def close(self, *, forget: bool) -> None:
         """Ends the copying. forget: no worker will resume from what is in memory."""

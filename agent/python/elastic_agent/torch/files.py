@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Callable
 from typing import IO, Any
 
+from ..worker import digest_of
+
 
 class Hashed:
     """A file that is written, and the digest of what was."""
@@ -54,15 +56,6 @@ def sync_folder(path: pathlib.Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def digest_of(path: pathlib.Path) -> str:
-    """The digest of a file's bytes, as a commit has it."""
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            sha.update(block)
-    return f"sha256:{sha.hexdigest()}"
 
 
 def check(path: pathlib.Path, committed: str) -> None:

@@ -34,10 +34,13 @@ class _Bucket:
         """Takes new memory. The former stays with the sums that are under way in it."""
         parts = [_part(parameter) for parameter in self.parameters]
         like = parts[0] if parts else torch.empty(0)
-        sizes = [part.numel() for part in parts]
-        self.flat = torch.zeros(sum(sizes) + self._extra, dtype=like.dtype, device=like.device)
-        *views, self.votes = self.flat.split([*sizes, self._extra])
-        self.views = [view.view_as(part) for view, part in zip(views, parts)]
+        size = sum(part.numel() for part in parts)
+        self.flat = torch.zeros(size + self._extra, dtype=like.dtype, device=like.device)
+        self.votes = self.flat[size:]
+        self.views, at = [], 0
+        for part in parts:
+            self.views.append(self.flat[at : at + part.numel()].view_as(part))
+            at += part.numel()
 
     def fill(self) -> None:
         """Takes the gradients in here, in one call for all: a call for each would keep a GPU waiting."""
@@ -58,8 +61,8 @@ class _Bucket:
 
 
 class Gradients:
-    """The gradients of a model, and their sum over a group. Of a sharded one they are those of this rank's part, and are
-    summed when the backward pass is over: a sum that fails must not end a pass that the node's other ranks wait for."""
+    """The gradients of a model, and their sum over a group. Those of a sharded model's part are summed after the backward
+    pass: a sum that fails must not end a pass that the node's other ranks wait for."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_bytes: int = _BUCKET) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -100,24 +103,22 @@ class Gradients:
                 parameter.grad = None
 
     def keep(self, *, first: bool) -> None:
-        """The backward pass of one batch is over. Those of the step's other batches add to its gradients, in the buckets;
-        where a sharded model's gradients lie is for it to choose until the sums begin."""
+        """The backward pass of one batch is over. The step's other batches add to its gradients, in the buckets. A
+        sharded model chooses where its gradients are until the sums begin."""
         for bucket in self._buckets:
             if not bucket.sharded:
                 bucket.fill()
 
     def sum_over(self, group: Group, *, changing: bool, leaving: bool) -> None:
-        """From here on, a gradient that a backward pass has accumulated is complete here, and is summed over `group`.
-
-        changing, leaving: this rank's votes: it knows that the group changes, and it leaves.
-        """
+        """The next backward pass is this rank's last of the step: its gradients are summed over `group`. changing,
+        leaving: this rank's votes: it knows that the group changes, and it leaves."""
         self._group, self._votes, self._works = group, (changing, leaving), []
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
     def finish(self) -> tuple[int, int]:
-        """Waits until all sums are complete: also those of parameters that the backward pass has not used here. Returns
-        the number of ranks that know of a change, and of those that leave."""
+        """Waits until all sums are complete, also of parameters that the backward pass has not used here. Returns the
+        number of ranks that know of a change, and of those that leave."""
         while len(self._works) < len(self._buckets):
             self._start(self._buckets[len(self._works)])
         group, self._group = self._group, None

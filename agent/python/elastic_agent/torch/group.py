@@ -34,16 +34,16 @@ class GroupLost(Exception):
 class Group:
     """The ranks of one round.
 
-    Every operation either completes or raises GroupLost. After that the group is of no more use, and neither is it to the
-    other ranks: `cut` has closed its connections, so that they do not wait for this rank.
+    Every operation either completes or raises GroupLost. The group is then useless, also to the other ranks: `cut` has
+    closed its connections, so that they do not wait for this rank.
 
-    Its process group is its own. It is not torch.distributed's default group, whose global state a failed start leaves
-    half made (`_world.group_count` stays at 1, and such ranks never meet the others again).
+    It is not torch.distributed's default group, whose global state a failed start leaves incomplete
+    (`_world.group_count` stays at 1, and such ranks never meet the others again).
     """
 
     def __init__(self, place: dict[str, Any]) -> None:
-        """The ranks of the round of `place`, which is what `elastic_agent.assignment` returns; or, if it has a name in
-        `among`, some of them. `join` meets them."""
+        """place: what `elastic_agent.assignment` returns. With a name in `among`, the group is some ranks of the
+        round."""
         self.rank, self.size, self.round = place["rank"], place["world_size"], place["round"]
         self._place = place
         self._lock = threading.Lock()
@@ -58,16 +58,16 @@ class Group:
         self._nccl: Communicator | None = None
 
     def join(self, *, timeout: float, outdated: Callable[[], bool], nccl: Nccl | None = None) -> None:
-        """Meets the other ranks. Waits for as long as they take to come, unless `outdated` says that the next round is
-        forming. Afterwards a single operation may take `timeout` seconds."""
+        """Meets the other ranks. Waits for them, unless `outdated` says that the next round is forming. `timeout`:
+        seconds that an operation may then take."""
         if self.size == 1:
             return
         try:
             # The agent serves the store, unless a setting leaves that to the workers.
             serves = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True"
-            # gloo waits for others in its own code, which nothing can interrupt. So it begins when all are there.
+            # Nothing can interrupt gloo while it waits for others: it begins when all are there.
             store = meet(self._place, self.size, serves=serves, outdated=outdated)
-            # What was opened while this waited for the others, by any thread, is not gloo's.
+            # Sockets that any thread opened during that wait are not gloo's.
             self._others = set(_sockets())
             self._connect(store, datetime.timedelta(seconds=timeout), outdated)
             communicator = nccl.connect(self, timeout=timeout, outdated=outdated) if nccl else None
@@ -80,8 +80,8 @@ class Group:
             raise GroupLost(f"the ranks of round {self.round} could not meet: {error}") from error
 
     def _connect(self, store: Any, timeout: datetime.timedelta, outdated: Callable[[], bool]) -> None:
-        """Connects to all ranks, in a thread of its own. gloo waits half a minute for the connection of a peer that has
-        just gone, and there is no socket yet that could be cut. So that thread is left to itself."""
+        """Connects to all ranks, in a thread that may be abandoned: gloo waits half a minute for the connection of a peer
+        that has just gone, and there is no socket yet that could be cut."""
         done, errors = threading.Event(), []
 
         def connect() -> None:
@@ -95,7 +95,7 @@ class Group:
             except RuntimeError as error:
                 if not self._lost:
                     errors.append(error)
-            # The thread that closes the group frees the connections: no name here may keep them.
+            # No name here may keep the connections.
             gloo = None
             done.set()
 
@@ -105,8 +105,7 @@ class Group:
                 self.cut()
                 break
         if errors:
-            # Not bound to a name here: an exception that its own frame holds keeps the sockets until garbage is
-            # collected.
+            # Without a name: an exception in its own frame keeps the sockets until garbage is collected.
             raise errors.pop()
         if self._lost:
             raise GroupLost("the next round is forming")
@@ -148,7 +147,8 @@ class Group:
 
     def _wait_for(self, work: Collective | Passage) -> None:
         """gloo ends an operation whose connection has ended, unless that operation was receiving or sending there
-        (`Pair::signalException` in its tcp/pair.cc skips these). Then only the timeout ends it, and this does not wait."""
+        (`Pair::signalException` in its tcp/pair.cc skips these). Then only the timeout ends it, and this does not
+        wait."""
         ended = None
         while not work.ends_within(_LAZY_LOOK):
             if ended is None and self.has_lost_a_peer():
@@ -183,11 +183,8 @@ class Group:
         return bool(ends.poll(0))
 
     def cut(self) -> None:
-        """Ends what is under way here and at the peers, at once and from any thread.
-
-        Neither gloo's `abort` nor closing it stops it while a thread waits in it: only its timeout
-        ends a wait for a silent peer. Its connections can be shut down, and then every wait on them fails.
-        """
+        """Ends what is under way here and at the peers, at once and from any thread. gloo's `abort` does not stop a
+        thread that waits for a silent peer; but every wait on a connection that is shut down fails."""
         with self._lock:
             self._lost = True
             if self._nccl:
@@ -211,7 +208,7 @@ class Group:
         self._under_way.clear()
 
     def _own_sockets(self) -> dict[int, int]:
-        """What this process has opened since it began to join: gloo does not tell its connections."""
+        """The sockets that were opened since this began to join: gloo does not name its connections."""
         if self._others is None:
             return {}
         return {inode: fd for inode, fd in _sockets().items() if inode not in self._others}
@@ -227,8 +224,8 @@ class Group:
 
 
 def meet(place: dict[str, Any], size: int, *, serves: bool, outdated: Callable[[], bool]) -> Any:
-    """Waits until all `size` ranks are there that call this with the same round, and the same name in `among`, if any.
-    Returns a store of their own. Raises GroupLost when `outdated` says that the next round is forming."""
+    """Waits until all `size` ranks of a round, with the same name in `among`, have called this. Returns a store of their
+    own. Raises GroupLost when `outdated` says that the next round is forming."""
     address, port = place.get("master_addr"), place.get("master_port")
     store = dist.TCPStore(address, port, is_master=serves, timeout=_MEETING, wait_for_workers=False)
     name = "/".join(filter(None, ["elastic_agent.torch", str(place["round"]), place.get("among")]))
@@ -257,8 +254,8 @@ def _sockets() -> dict[int, int]:
 
 
 def _shut_down(fd: int, inode: int) -> None:
-    """Shuts down a connection, if the descriptor is still that socket. gloo may have closed it, and something else may
-    have been opened under its number: a duplicate keeps its identity while we look."""
+    """Shuts down a connection, if the descriptor is still that socket: gloo may have closed it, and its number may be
+    another file's. A duplicate keeps its identity meanwhile."""
     try:
         own = os.dup(fd)
     except OSError:

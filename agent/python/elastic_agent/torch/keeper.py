@@ -1,15 +1,14 @@
-"""Copies states into the agent's memory beside training, and from there to disk. What a state is, and when one is due, is
-left to others."""
+"""Copies states into the agent's memory during training, and from it to disk. The callers say what a state is."""
 
 from __future__ import annotations
 
 import json
 import mmap
-import os
 import queue
 import sys
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,25 +21,28 @@ from .checkpoints import Folder
 from .slots import Plan, Slots, Snapshot
 
 
+@dataclass
 class _Copy:
     """A state on its way into a slot."""
 
-    def __init__(self, step: int, round_: int, plan: Plan, saves: bool) -> None:
-        self.step, self.round, self.plan, self.saves = step, round_, plan, saves
-        self.tensors = plan.tensors
-        self.versions: list[int] = []
-        # Set when all numbers of a GPU are on the host.
-        self.moved: Any = None
-        self.done = threading.Event()
-        # Set when the neighbours have it, too.
-        self.over = threading.Event()
+    step: int
+    round: int
+    plan: Plan
+    tensors: list[torch.Tensor]
+    saves: bool
+    versions: list[int] = field(default_factory=list)
+    # Set when all numbers of a GPU are on the host.
+    moved: Any = None
+    done: threading.Event = field(default_factory=threading.Event)
+    # Set when the neighbours have it, too.
+    over: threading.Event = field(default_factory=threading.Event)
 
 
 class Keeper:
     """The snapshots of one worker.
 
-    A snapshot is copied by a thread while the next step computes. What only an optimizer changes may be copied late, and
-    `wait`, before the optimizer runs, holds the step up until that is done. All else is copied at once.
+    A thread copies a snapshot while the next step computes. What only an optimizer changes may be copied late: `wait`
+    holds the optimizer up until that is done. All else is copied at once.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class Keeper:
         *,
         optimizers: Iterable[Any],
         folder: Folder | None,
+        every: int = 1,
         sharded: bool = False,
         layout: Layout | None = None,
     ) -> None:
         """facts: what tells this training's snapshots from another's; kept with each. folder: where snapshots go on
-        disk; the agent has what is in memory written there when no worker is left to resume from it. sharded: whether each
-        rank has a part of the state; layout: which, if all tensors are divided alike."""
+        disk; the agent has what is in memory written there when no worker is left to resume from it. every: steps from
+        one snapshot to the next. sharded: whether each rank has a part of the state; layout: which, if all tensors are
+        divided alike."""
         self._facts, self._folder = facts, folder
         self._sharded, self._layout = sharded, layout
         self._neighbours: Neighbours | None = None
@@ -70,7 +74,8 @@ class Keeper:
         self._refused = False
         self._copy: _Copy | None = None
         self._copies: queue.SimpleQueue[_Copy] = queue.SimpleQueue()
-        self._saved = 0
+        # The steps of the newest snapshot, and of the newest on disk.
+        self._every, self._taken, self._saved = every, 0, 0
         self._saving: Snapshot | None = None
         self._saver: threading.Thread | None = None
         self._pinned: list[torch.Tensor] = []
@@ -118,8 +123,12 @@ class Keeper:
         self._neighbours = neighbours
 
     def began(self, step: int) -> None:
-        """Training continues from this step: the next checkpoint on disk is due `checkpoint_every` steps later."""
-        self._saved = step
+        """Training continues from this step: what is due next counts from here."""
+        self._taken = self._saved = step
+
+    def due(self, step: int) -> bool:
+        """Whether a snapshot is due after this step."""
+        return step - self._taken >= self._every
 
     def take(self, step: int, round_: int, state: Any, place: tuple[int, int], *, saves: bool) -> bool:
         """Begins to copy a state of `step` steps. Whether it did: not while another is copied, or if the node cannot
@@ -150,9 +159,10 @@ class Keeper:
             self._slots = Slots(memory, 0, shares)
             # What dies with this worker is no copy.
             self._copies_of = None if self._refused else Slots(memory, shares - 1, shares)
-        self._copy = copy = _Copy(step, round_, plan, saves)
+        self._copy = copy = _Copy(step, round_, plan, plan.tensors, saves)
         self._detach(copy)
         self._copies.put(copy)
+        self._taken = step
         return True
 
     def wait(self) -> None:
@@ -315,11 +325,6 @@ def _storage(tensor: torch.Tensor) -> int:
     """Tells whose memory a tensor lies in. Of a sharded one it is that of this rank's part."""
     local = tensor.to_local() if is_sharded(tensor) else tensor
     return local.untyped_storage().data_ptr()
-
-
-def local_rank() -> int:
-    """This worker's position on its node. Under --virtual-local-rank all have a LOCAL_RANK of 0."""
-    return int(os.environ.get("ELASTIC_LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0"))
 
 
 def say(line: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 import zipfile
 from typing import Any
 
@@ -15,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from .. import worker
-from .snapshots import Part, Snapshots, fingerprint, folder_for_one_read, from_rank_0
+from .snapshots import FrameworkCallback, Part, Snapshots, fingerprint, folder_for_one_read, from_rank_0
 
 
 class ElasticEnvironment(TorchElasticEnvironment):
@@ -31,7 +30,7 @@ class ElasticEnvironment(TorchElasticEnvironment):
             )
 
 
-class ElasticCallback(Callback):
+class ElasticCallback(FrameworkCallback, Callback):
     """Keeps a Trainer's state in the agent's memory, and reports its progress.
 
     ::
@@ -43,16 +42,8 @@ class ElasticCallback(Callback):
     A snapshot holds what `trainer.save_checkpoint` would write. Models that are sharded are not kept in memory.
     """
 
-    def __init__(
-        self, *, snapshot_every: int = 1, checkpoint_dir: str | os.PathLike[str] | None = None, checkpoint_every: int = 1000
-    ) -> None:
-        """snapshot_every: steps from one snapshot to the next. checkpoint_dir, checkpoint_every: as `Snapshots` has them:
-        with a folder, what is in memory is also written there when all nodes leave or the job fails."""
-        self._every, self._dir, self._checkpoint_every = snapshot_every, checkpoint_dir, checkpoint_every
-        self._snapshots: Snapshots | None = None
-        self._trainer: Trainer | None = None
-        self._restored: str | None = None
-        self._step = -1
+    # The last step that was seen.
+    _step = -1
 
     def resume(self, module: LightningModule, folder: str | os.PathLike[str] | None = None) -> str | None:
         """What `trainer.fit(ckpt_path=...)` is to begin with: the newest state, the same on every rank. None if there is
@@ -61,9 +52,7 @@ class ElasticCallback(Callback):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         part = Part(fingerprint(module), lambda: self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False))
-        self._snapshots = Snapshots(
-            {"checkpoint": part}, every=self._every, checkpoint_dir=self._dir, checkpoint_every=self._checkpoint_every
-        )
+        self._snapshots = Snapshots({"checkpoint": part}, **self._settings)
         step, on_disk = from_rank_0(newest_whole(folder) if folder else (0, None))
         resumed = self._snapshots.resume(newer_than=step)
         if resumed is None:
@@ -80,13 +69,10 @@ class ElasticCallback(Callback):
             trainer.strategy.num_nodes = int(os.environ["GROUP_WORLD_SIZE"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._restored:
-            shutil.rmtree(self._restored, ignore_errors=True)
-            self._restored = None
+        self._remove_restored()
         self._trainer, self._step = trainer, trainer.global_step
-        if self._snapshots:
-            for optimizer in trainer.optimizers:
-                self._snapshots.watch(getattr(optimizer, "optimizer", optimizer))
+        for optimizer in trainer.optimizers:
+            self._watch(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -99,14 +85,9 @@ class ElasticCallback(Callback):
         total = trainer.max_steps if trainer.max_steps > 0 else None
         worker.report_progress(trainer.global_step, epoch=trainer.current_epoch, total_steps=total)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._snapshots:
-            self._snapshots.close()
-
 
 def newest_whole(folder: str | os.PathLike[str]) -> tuple[int, str | None]:
-    """The step and the path of the newest `.ckpt` in a folder, or below it, that is whole. 0 and None if there is
-    none."""
+    """The step and the path of the newest whole `.ckpt` in or below a folder. 0 and None if there is none."""
     newest: tuple[int, str | None] = (0, None)
     for path in pathlib.Path(folder).rglob("*.ckpt"):
         # Its directory is at its end: a file that was cut off has none.

@@ -105,8 +105,11 @@ class Membership:
             )
         try:
             self._enter(place)
+            return
         except GroupLost as error:
-            self.enter_next(str(error))
+            # Not the error itself: its frames would keep the connections.
+            lost = str(error)
+        self.enter_next(lost)
 
     def enter_next(self, lost: str | None) -> None:
         """Leaves the group, and enters the next round's. lost: why the group is broken, if it is."""
@@ -131,7 +134,6 @@ class Membership:
                 self._enter(place)
                 return
             except GroupLost as error:
-                # Not the error itself: its frames would keep the connections.
                 lost = str(error)
 
     def leave_group(self) -> None:

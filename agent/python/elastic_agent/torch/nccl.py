@@ -58,9 +58,7 @@ class Stream:
 
     def now(self) -> Any:
         """A mark behind what the calling thread has given the GPU so far."""
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return torch.cuda.current_stream(self._device).record_event()
 
     def wait_for(self, mark: Any) -> None:
         """Makes later work on this stream begin after that mark."""
@@ -68,9 +66,7 @@ class Stream:
 
     def mark(self) -> Any:
         """A mark behind what is on this stream."""
-        event = torch.cuda.Event()
-        event.record(self._stream)
-        return event
+        return self._stream.record_event()
 
     def is_done(self, mark: Any) -> bool:
         """Whether the GPU is past that mark."""
@@ -104,8 +100,8 @@ class Nccl:
             self._tell(str(error))
 
     def connect(self, group: Any, *, timeout: float, outdated: Callable[[], bool]) -> Communicator | None:
-        """A communicator of the group's ranks, which all call this. None, on all of them, if not all can have one. Raises
-        ValueError then, if NCCL was asked for."""
+        """A communicator of the group's ranks, which all call this. If not all can have one, it is None on all, or a
+        ValueError if the script requires NCCL."""
         versions = group.gather(self._library.version if self._library and self._failures < _FAILURES else 0)
         if not any(versions) and not self._library:
             return None
@@ -175,9 +171,8 @@ class _GivenUp(Exception):
 
 
 class Communicator:
-    """The ranks of one round. One thread makes every call of NCCL, and none blocks but an abort, which has a thread
-    of its own. So a sum can be given up at any time, and what is left of it is never taken for a result: only this
-    aborts."""
+    """The ranks of one round. One thread makes every call of NCCL, and none blocks except an abort, which has a thread of
+    its own. So a sum can be given up at any time, and what is left of it is never taken for a result."""
 
     def __init__(
         self, library: Library, stream: Any, device: torch.device, has_lost_a_peer: Callable[[], bool], timeout: float
@@ -185,8 +180,8 @@ class Communicator:
         self._library, self._stream, self._device = library, stream, device
         # The other ranks wait for this one, for as long as an operation of theirs may take.
         self._has_lost_a_peer, self._timeout = has_lost_a_peer, 0.75 * timeout
-        # Not a SimpleQueue: woken without an item when its time is over, that of CPython 3.11 waits for ever
-        # (`_queuemodule.c`: the time that is left is negative then, which is taken for none given).
+        # Not a SimpleQueue: CPython 3.11's waits for ever if it is woken without an item after its timeout
+        # (`_queuemodule.c` takes the negative time that is left for no timeout).
         self._calls: queue.Queue[Sum | None] = queue.Queue()
         self._under_way: list[Sum] = []
         self._comm: int | None = None

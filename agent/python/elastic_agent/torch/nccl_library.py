@@ -73,7 +73,7 @@ class Library:
     def new_id(self) -> bytes:
         """An id for a new communicator. Its ranks meet at this process."""
         found = _Id()
-        self._check("ncclGetUniqueId", self._call("ncclGetUniqueId", [ctypes.POINTER(_Id)], ctypes.byref(found)))
+        self._do("ncclGetUniqueId", [ctypes.POINTER(_Id)], ctypes.byref(found))
         return bytes(found.bytes)
 
     def init(self, place: ctypes.c_void_p, ranks: int, id_: bytes, rank: int) -> None:
@@ -83,25 +83,14 @@ class Library:
         config = _Config(*fields)
         types = [_PLACE, ctypes.c_int, _Id, ctypes.c_int, ctypes.POINTER(_Config)]
         arguments = (ctypes.byref(place), ranks, _Id.from_buffer_copy(id_), rank, ctypes.byref(config))
-        code = self._call("ncclCommInitRankConfig", types, *arguments)
-        if code != IN_PROGRESS:
-            self._check("ncclCommInitRankConfig", code)
-
-    def state(self, comm: int) -> int:
-        """The code of what is under way, or of an error that NCCL has found."""
-        found = ctypes.c_int()
-        types = [_COMM, ctypes.POINTER(ctypes.c_int)]
-        self._check("ncclCommGetAsyncError", self._call("ncclCommGetAsyncError", types, comm, ctypes.byref(found)))
-        return found.value
+        self._do("ncclCommInitRankConfig", types, *arguments)
 
     def sum_up(self, tensor: torch.Tensor, comm: int, stream: int) -> None:
         """Begins to sum over all ranks; the sum replaces `tensor`."""
         types = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, _COMM, _STREAM]
         address = tensor.data_ptr()
         arguments = (address, address, tensor.numel(), _TYPES[tensor.dtype], _SUM, comm, stream)
-        code = self._call("ncclAllReduce", types, *arguments)
-        if code != IN_PROGRESS:
-            self._check("ncclAllReduce", code)
+        self._do("ncclAllReduce", types, *arguments)
 
     def abort(self, comm: int) -> None:
         """Ends a communicator, and what is under way on it at once. It takes up to a second to return."""
@@ -109,18 +98,21 @@ class Library:
 
     def check(self, doing: str, comm: int) -> bool:
         """Whether nothing is in progress any more. Raises NcclError if NCCL has failed."""
-        code = self.state(comm)
-        if code != IN_PROGRESS:
-            self._check(doing, code)
-        return code == SUCCESS
+        found = ctypes.c_int()
+        self._do("ncclCommGetAsyncError", [_COMM, ctypes.POINTER(ctypes.c_int)], comm, ctypes.byref(found))
+        self._check(doing, found.value)
+        return found.value == SUCCESS
 
     def _call(self, name: str, types: list, *arguments: object) -> int:
         function = getattr(self._library, name)
         function.argtypes, function.restype = types, _CODE
         return function(*arguments)
 
+    def _do(self, name: str, types: list, *arguments: object) -> None:
+        self._check(name, self._call(name, types, *arguments))
+
     def _check(self, doing: str, code: int) -> None:
-        if code == SUCCESS:
+        if code in (SUCCESS, IN_PROGRESS):
             return
         texts = []
         for name, types, arguments in (

@@ -1,5 +1,4 @@
-"""A copy of each rank's part of a sharded state in another node's memory, so that a lost node costs nothing. What is
-copied, and when, is left to others."""
+"""A copy of each rank's part of a sharded state in another node's memory, so that one node may be lost."""
 
 from __future__ import annotations
 
@@ -38,22 +37,17 @@ def neighbours_of(rank: int, nodes: Sequence[int], parts: Sequence[int]) -> tupl
 
 
 class Neighbours:
-    """All ranks of a round, of which each keeps a copy of another's snapshots.
-
-    Every rank calls `share` after each snapshot. It returns when all have that snapshot, and its copy: so none of
-    them gives up the one before while a part of the newer could still be lost.
-    """
+    """All ranks of a round: each keeps a copy of another's snapshots. Every rank calls `share` after each snapshot. It
+    returns when all have that snapshot and its copy: no rank overwrites the one before while a part could be lost."""
 
     def __init__(self, group: Any, to: int | None, of: int | None) -> None:
         """group: of all ranks, over gloo. to: the rank that keeps this one's copy. of: the rank whose copy this one
-        keeps. Where they are None there are no copies."""
+        keeps. None: there are no copies."""
         self._group, self._to, self._of = group, to, of
-        self._size = dist.get_world_size(group)
 
     def share(self, own: Snapshot | None, copies: Slots | None) -> bool:
-        """Brings a snapshot to the neighbour, and another rank's into `copies`. Without its own this rank tells the
-        others so, and they copy none. Returns whether to go on sharing: not if a rank has no memory (`copies` is
-        None)."""
+        """Sends a snapshot to the neighbour, and receives another rank's into `copies`. If a rank has no snapshot, none
+        is copied. Returns False, for the end of sharing, if a rank has no memory (`copies` is None)."""
         if self._sum(copies is None):
             return False
         if self._sum(own is None) == 0 and self._to is not None:

@@ -20,10 +20,9 @@ _BUCKET = 4 << 20
 class OrderedGradients:
     """The gradients of a model, and their sum over a group, piece by piece in the order of the step's samples.
 
-    Addition of floating-point numbers is not associative: what gloo's ring adds depends on the number of ranks. Here rank
-    after rank adds its pieces to what the one before it sends. That costs a way through all ranks for each step, not
-    beside the backward pass, and on every rank but the first the memory of a gradient for each of its pieces. All is
-    added on the CPU: gloo sends nothing else from rank to rank.
+    The sum of gloo's ring depends on the number of ranks, because floating-point addition is not associative. Here each
+    rank adds its pieces to what the one before it sends. That costs a pass through all ranks after the backward pass of
+    each step, and on all ranks except the first a gradient's memory for each piece. It is done on the CPU.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -91,11 +91,11 @@ def _move(group: Any, rank: int, into: torch.Tensor, own: Box, pieces: list[Any]
             if receiver == rank:
                 _narrow(into, own, piece).copy_(source)
             else:
-                kept.append(_bytes(source.contiguous()))
+                kept.append(tree.as_bytes(source))
                 works.append(dist.isend(kept[-1], receiver, group=group, tag=part))
         elif receiver == rank:
             arriving.append((piece, torch.empty(piece.shape, dtype=into.dtype)))
-            works.append(dist.irecv(_bytes(arriving[-1][1]), sender, group=group, tag=part))
+            works.append(dist.irecv(tree.as_bytes(arriving[-1][1]), sender, group=group, tag=part))
     for work in works:
         work.wait()
     for piece, came in arriving:
@@ -107,7 +107,3 @@ def _narrow(tensor: torch.Tensor, box: Box, piece: Box) -> torch.Tensor:
     for dimension, (begin, at, length) in enumerate(zip(piece.offset, box.offset, piece.shape)):
         tensor = tensor.narrow(dimension, begin - at, length)
     return tensor
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)

@@ -1,5 +1,5 @@
-"""Who holds one replica of a model: a worker alone or, of a sharded model, the workers of a node. Those live and die
-as one, as none of them can compute without the others."""
+"""The workers that hold one replica of a model: one worker, or all workers of a node if the model is sharded. None of
+these can compute without the others: they live and die together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from .. import worker
 from .boxes import is_sharded, layout_of, sharded_dimension
 from .group import GroupLost, meet
-from .keeper import local_rank, say
+from .keeper import say
 
 # Seconds to wait for news of a node that served the store, and is gone.
 _NEWS = 15.0
@@ -37,11 +37,11 @@ class ReplicaLost(RuntimeError):
 
 def node_mesh(device_type: str = "cpu") -> Any:
     """The device mesh of this node's workers. A model that `fully_shard` divides over it is one replica, and
-    `elastic_agent.torch.Session` trains as many of them as there are nodes (HSDP).
+    `elastic_agent.torch.Session` trains one on each node (HSDP).
 
-    This waits for the worker's place, as `elastic_agent.ready` does, and then for the node's other workers: so call it
-    after the slow imports. It makes torch.distributed's default group, which is of this node alone and lasts as long as
-    the process. A worker that dies takes the node's others with it: the agent starts all of them again.
+    Call it after the slow imports: it waits for the worker's place, as `elastic_agent.ready` does, and for the node's
+    other workers. It makes torch.distributed's default group, of this node's workers and for the life of the process. If
+    one of them dies, the agent starts all of them again.
     """
     # Older versions of PyTorch, under which whole models train, do not have it.
     from torch.distributed.device_mesh import init_device_mesh
@@ -51,7 +51,7 @@ def node_mesh(device_type: str = "cpu") -> Any:
         # None: for each kind of device the one that PyTorch takes by itself.
         backend = "gloo" if device_type == "cpu" else None
         if worker.available():
-            store, rank, size = _meet_node(), local_rank(), _local_size()
+            store, rank, size = _meet_node(), worker.local_rank(), _local_size()
         else:
             store, rank, size = dist.HashStore(), 0, 1
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
@@ -60,10 +60,10 @@ def node_mesh(device_type: str = "cpu") -> Any:
 
 
 class Replica:
-    """One replica of the model, seen from one of its ranks.
+    """One replica of the model, as one of its ranks sees it.
 
-    The ranks that hold the same part of the model in all replicas are peers. What passes between them may fail for one
-    rank of a replica and not for another: by `together` they come to one result.
+    The ranks that hold the same part in all replicas are peers. An operation between peers may fail for one rank of a
+    replica and not for another: `together` brings them to one result.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -81,11 +81,11 @@ class Replica:
 
     def peers(self, place: dict[str, Any]) -> dict[str, Any]:
         """This rank's place among its peers. Raises ValueError where nodes have different numbers of workers."""
-        return place if self.mesh is None else peers_of(place, local_rank(), self.size)
+        return place if self.mesh is None else peers_of(place, worker.local_rank(), self.size)
 
     def together(self, operation: Callable[[], Sequence[int] | None]) -> tuple[int, int]:
         """Runs what this rank does with its peers, on all ranks of the replica. Returns the sums of the two counts that
-        it returned on each. Raises GroupLost, on all of them, if it did so on one."""
+        it returned on each. Raises GroupLost on all of them if one did."""
         if self.mesh is None:
             return tuple(operation() or (0, 0))
         told, lost = torch.zeros(3, dtype=torch.int64), ""
@@ -101,8 +101,8 @@ class Replica:
         return tuple(counts)
 
     def end_with_the_others(self, error: RuntimeError) -> None:
-        """Ends this process at once if `error` came of the loss of another rank of the replica: by itself the interpreter
-        takes a second, for which all other nodes would wait. Else it returns."""
+        """Ends this process at once if another rank of the replica is lost, which then caused `error`: the interpreter's
+        own end takes a second, and all other nodes would wait."""
         if self.mesh is None or not worker.available() or not worker.forms_within(_LOOK_AROUND):
             return
         traceback.print_exception(error)

@@ -73,22 +73,12 @@ class Session:
                 session.backward(loss_of(model(images), labels))
                 session.step()
 
-    Whenever workers die or join:
-
-    - A step is applied on every rank, or on none and done again. Ranks that miss a step get the state of one that has it.
-    - Each sample is used once in an epoch: by exactly one step, on exactly one rank.
-    - A rank's process and model stay, unless that rank dies.
-    - A step's gradient is the mean over the samples of its global batch, for any number of ranks. Only the last bits
-      depend on that number, by the order in which gloo adds: `same_bits` adds in one order.
-
-    Every step on the furthest rank that is left counts as done. If all ranks die, training resumes from the newest
-    snapshot in an agent's memory, else from the last committed checkpoint.
-
-    The model's buffers (such as BatchNorm's statistics) are each rank's own; a newcomer gets those of a rank that sends
-    them. Without an agent it trains alone.
+    Whenever workers die or join, a step is applied on every rank, or on none and done again; each sample is used by
+    exactly one step of an epoch, on exactly one rank; and a step's gradient is the mean over its global batch.
+    docs/pytorch-sessions.md has all promises. Without an agent it trains alone.
 
     A model that `fully_shard` divides over `elastic_agent.torch.node_mesh()` has a replica on each node. A rank is then a
-    node: its workers live and die together.
+    node: its workers live and die together. Buffers (such as BatchNorm's statistics) are each rank's own.
 
     The arguments are the same on every rank. All ranks begin with the parameters of rank 0.
 
@@ -99,15 +89,14 @@ class Session:
       steps, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write, unless
       there are snapshots: these are written during training. Of a sharded model each rank of the first node writes its
       part, in the layout of torch.distributed.checkpoint.
-    - snapshot_every: the state is copied into the agent's memory after this many steps, during the next one. It outlives
-      the workers: when all of them die and an agent lives, training resumes from it.
-    - seed: torch's random numbers for a batch depend only on it, the step, and the batch's place among the step's samples:
-      dropout is the same when a step is done again. Without it rank 0 draws one, and it is part of the state.
-    - same_bits: the result is the same to the last bit for any number of ranks, on machines that compute alike. The
-      gradients of the sampler's `micro_batch`es are added in their order: in a chain through the ranks, after the backward
-      pass. The sampler must have a `global_batch`.
-    - backend: what sums the gradients: "nccl", "gloo", or None for NCCL if the parameters are on a GPU and all ranks have
-      it, else gloo. Without NCCL, data on a GPU goes through the hosts, and a line says why. All else uses gloo.
+    - snapshot_every: the state is copied into the agent's memory after this many steps, during the next one. If all
+      workers die and an agent lives, training resumes from it.
+    - seed: torch's random numbers for a batch depend only on it, the step, and the batch's place among the step's
+      samples. Without it rank 0 draws one, and it is part of the state.
+    - same_bits: the result is the same to the last bit for any number of ranks, on machines that compute alike. Gradients
+      of `micro_batch`es are added in their order, after the backward pass. The sampler must have a `global_batch`.
+    - backend: "nccl", "gloo", or None for NCCL if the parameters are on a GPU and all ranks have it, else gloo. Without
+      NCCL, gradients on a GPU go through the hosts, and a line says why. All else uses gloo.
     - operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet.
     - loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, no node has died that
       the agents know of: this worker requests a round, which costs the job a restart.
@@ -171,7 +160,12 @@ class Session:
 
     def __enter__(self) -> Session:
         self._members.departure.begin()
-        self._members.enter_first()
+        try:
+            self._members.enter_first()
+        except BaseException:
+            # SIGTERM, perhaps: the end of this process must not wait for the group.
+            self._members.leave_group()
+            raise
         self._tell_group()
         return self
 

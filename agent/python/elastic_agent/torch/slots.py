@@ -1,5 +1,4 @@
-"""Two copies of a state in memory that outlives the process: the older makes room, and only a whole one counts. When to
-copy is left to others.
+"""Two copies of a state in memory that outlives the process: a new one replaces the older, and only a whole one counts.
 
     a slot: head (mark, step, round, lengths, checksum of the description) │ tensors, each at its place │ description
 """
@@ -11,7 +10,7 @@ import json
 import mmap
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,7 +51,7 @@ class Snapshot:
         layout = about.get("layout")
         self.layout = boxes.Layout(*map(tuple, layout)) if layout else None
         self.description, self._places, self._checksums = about["state"], about["places"], about["checksums"]
-        self.memory, self._begin, self._size = memory, begin, size
+        self.memory, self._begin = memory, begin
 
     def check(self) -> None:
         """Compares all checksums. Raises ValueError if one is not that of the tensor."""
@@ -71,47 +70,26 @@ class Snapshot:
         """All bytes but the head's, in the memory itself."""
         return self._bytes(0, sum(self.head[2:4]))
 
-    def body(self) -> torch.Tensor:
-        """The bytes of all its tensors, in the memory itself."""
-        return self._bytes(0, self._size)
+    def tensors(self) -> list[torch.Tensor]:
+        """Its tensors, in the memory itself: of a sharded one, this part. `torch.save` writes no more than each."""
+        tensors = []
+        for one, place in zip(tree.tensors_of(self.description), self._places):
+            tensors.append(self._bytes(place, tree.size_of(one)).view(tree.dtype_of(one)).view(one["shape"]))
+        return tensors
+
+    def state(self) -> Any:
+        """The state, its tensors in the memory itself."""
+        return tree.put_together(self.description, self.tensors())
+
+    def copy(self, mesh: Any = None) -> Any:
+        """The state, its tensors copies: an optimizer keeps those that it is given. `mesh` gives the device mesh of a
+        shape, for sharded tensors."""
+        return tree.put_together(self.description, [one.clone() for one in self.tensors()], mesh)
 
     def _bytes(self, place: int, size: int) -> torch.Tensor:
         if not size:
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(self.memory, dtype=torch.uint8, count=size, offset=self._begin + place)
-
-    def outline(self) -> dict[str, Any]:
-        """What another process needs, beside the body, to have the state: as JSON can hold it."""
-        return {"state": self.description, "places": self._places, "size": self._size}
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Its tensors, in the memory itself: of a sharded one, this part."""
-        return _tensors(self.outline(), self._bytes)
-
-    def state(self) -> Any:
-        """The state, its tensors in the memory itself. Each is a piece by itself, as `torch.save` needs them."""
-        return _state(self.outline(), self._bytes, None)
-
-    def copy(self, mesh: Any = None) -> Any:
-        """The state, its tensors a copy. `mesh` gives the device mesh of a shape, for sharded tensors."""
-        return state_of(self.outline(), self.body(), mesh)
-
-
-def state_of(outline: dict[str, Any], body: torch.Tensor, mesh: Any = None) -> Any:
-    """The state of a snapshot's outline and body. Its tensors are copies: an optimizer keeps the ones that it is
-    given."""
-    return _state(outline, lambda place, size: body[place : place + size].clone(), mesh)
-
-
-def _state(outline: dict[str, Any], bytes_of: Callable[[int, int], torch.Tensor], mesh: Any) -> Any:
-    return tree.put_together(outline["state"], _tensors(outline, bytes_of), mesh)
-
-
-def _tensors(outline: dict[str, Any], bytes_of: Callable[[int, int], torch.Tensor]) -> list[torch.Tensor]:
-    tensors = []
-    for one, place in zip(tree.tensors_of(outline["state"]), outline["places"]):
-        tensors.append(bytes_of(place, tree.size_of(one)).view(tree.dtype_of(one)).view(one["shape"]))
-    return tensors
 
 
 class Plan:
@@ -120,8 +98,7 @@ class Plan:
     def __init__(
         self, state: Any, facts: dict[str, Any], place: tuple[int, int], layout: boxes.Layout | None = None
     ) -> None:
-        """facts: what tells this training's states from another's. place: the rank, and the number of ranks. layout: of
-        a sharded state."""
+        """facts: what tells this training's states from another's. place: the rank, and the number of ranks."""
         self.description, self.tensors = tree.take_apart(state)
         self.facts, self.place, self.layout = facts, place, layout
         # Whether any of its tensors is only this rank's part.
@@ -146,12 +123,9 @@ class Plan:
         return json.dumps(about, separators=(",", ":")).encode()
 
     def memory_bytes(self) -> int:
-        """The memory for two slots of this size. There is room for longer numbers, such as a step's: so states of one
-        training ask for the same memory."""
-        return 2 * self._slot_bytes()
-
-    def _slot_bytes(self) -> int:
-        return _up(self.slot + self._text // 4 + 2 * _PAGE, 1 << 16)
+        """The memory for two slots of this size. It has room for longer numbers, such as a step's: all states of one
+        training need the same."""
+        return 2 * _up(self.slot + self._text // 4 + 2 * _PAGE, 1 << 16)
 
 
 class Slots:
@@ -178,7 +152,7 @@ class Slots:
         return sorted(found, key=lambda one: one.count, reverse=True)
 
     def begin(self, kept: Snapshot | None) -> tuple[int, int]:
-        """Makes room for a snapshot, where neither `kept` nor the newest is, as far as possible. Returns the place, and
+        """Makes room for a snapshot in the slot without `kept`, else in that without the newest. Returns the place, and
         the count of the fill."""
         whole = self.whole()
         if kept is not None and kept.memory is not self._memory:
@@ -200,8 +174,8 @@ class Slots:
         self._put_head(place, (step, round_, plan.size, len(text), zlib.crc32(text)))
 
     def adopt(self, head: tuple[int, int, int, int, int]) -> tuple[tuple[int, int], torch.Tensor] | None:
-        """Makes room for another memory's snapshot of this head. Returns the place, and the bytes to be filled by what
-        `raw` gives there. It is not whole before `complete`. None if there is not so much room."""
+        """Makes room for another memory's snapshot of this head. Returns the place, and the bytes for what `raw` gives.
+        It is not whole before `complete`. None if there is no room."""
         size = sum(head[2:4])
         if _PAGE + size > self._half:
             return None
@@ -222,7 +196,7 @@ class Slots:
         self._memory[at : at + len(mark)] = mark
 
     def _copy(self, at: int, tensor: torch.Tensor) -> int:
-        """Copies a tensor's bytes. Returns their checksum. Others run meanwhile: neither call holds the interpreter."""
+        """Copies a tensor's bytes. Returns their checksum. Neither call holds the interpreter's lock."""
         flat = tensor.contiguous()
         size, checksum = flat.numel() * flat.element_size(), 0
         with memoryview(self._memory) as view:

@@ -1,5 +1,5 @@
-"""Snapshots in the agent's memory, for a training loop that is started again at every change: it resumes from its
-last steps, not from a disk."""
+"""Snapshots in the agent's memory, for a training loop that starts again at every change: it resumes from its last steps.
+"""
 
 from __future__ import annotations
 
@@ -22,29 +22,25 @@ from . import parts as sharded_parts
 from . import checkpoints
 from .choice import Choice, Offer, choose
 from .checkpoints import Folder
-from .keeper import Keeper, local_rank, say
+from .keeper import Keeper, say
 from .neighbours import Neighbours, neighbours_of
 from .boxes import Layout, is_sharded, layout_of
-from .slots import Snapshot, state_of
-
-# Bytes of a state that are sent at once.
-_SENT = 64 << 20
+from .furthest import broadcast
+from .slots import Snapshot
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where training resumes."""
+    """Where training resumes: after `step` steps, with what the script gave to `take` besides. source: "memory" or
+    "checkpoint"."""
 
-    # Steps that are done.
     step: int
-    # What the script gave to `take` besides the step.
     more: dict[str, Any] = field(default_factory=dict)
-    # "memory" or "checkpoint".
     source: str = "memory"
 
 
 class Snapshots:
-    """The states of a model and of what trains it, copied beside training into memory of this node's agent.
+    """The states of a model and of what trains it, copied during training into memory of this node's agent.
 
     ::
 
@@ -57,15 +53,14 @@ class Snapshots:
             step += 1
             snapshots.take(step, epoch=epoch)
 
-    The memory outlives the workers. When they are started again, for whatever reason, `resume` has all ranks agree on the
-    newest snapshot that is whole, and gives it to those that have none. It is lost with the agent, so that one node
-    of the job must be left: for more, there are checkpoints on disk.
+    The memory outlives the workers. When they start again, `resume` has all ranks agree on the newest whole snapshot, and
+    gives it to those that have none. It is lost with the agent: if no node of the job is left, there are checkpoints.
 
-    Under DDP all ranks hold the same state, and the first worker of each node keeps it. Of a model that is sharded
-    (FSDP2) every rank keeps its part, and a copy of that of a rank on another node, so that one node may be lost. A
-    group of another size divides the parts again. Under HSDP each replica has all parts, and no copies are needed.
+    Under DDP the first worker of each node keeps the state. Of a sharded model (FSDP2) every rank keeps its part, and a
+    copy of the part of a rank on another node: one node may be lost. A group of another size divides the parts again.
+    Under HSDP each replica has all parts, and no copies are needed.
 
-    Without an agent it does nothing, so that a script also runs elsewhere.
+    Without an agent it does nothing.
     """
 
     def __init__(
@@ -78,16 +73,14 @@ class Snapshots:
         keep_checkpoints: int = 2,
         timeout: float = 60,
     ) -> None:
-        """The parts of the state by name: a model, optimizers, schedulers, a sampler, anything with `state_dict` and
-        `load_state_dict`. What they hold besides tensors is numbers, text, lists, tuples and dicts.
-
+        """parts: a model, optimizers, schedulers, a sampler, anything with `state_dict` and `load_state_dict`, by name.
+        They hold tensors, numbers, text, lists, tuples and dicts.
         every: a snapshot is taken after this many steps.
         checkpoint_dir: a folder that all nodes see. Rank 0 writes a snapshot there about every `checkpoint_every` steps,
-        beside training, and commits it; the newest `keep_checkpoints` stay. If the job ends while all workers are dead,
+        during training, and commits it; the newest `keep_checkpoints` stay. If the job ends while all workers are dead,
         the newest snapshot is written there, too. Of a sharded model every rank writes its part, in the layout of
         torch.distributed.checkpoint; at the job's end nothing more is written.
-        timeout: seconds that a commit may take, and that the ranks' parts may come after each other.
-        """
+        timeout: seconds that a commit may take, and that the ranks' parts may come after each other."""
         if every < 1 or checkpoint_every < 1 or keep_checkpoints < 1:
             raise ValueError("every, checkpoint_every and keep_checkpoints are 1 or more")
         for name, part in parts.items():
@@ -95,7 +88,7 @@ class Snapshots:
                 raise TypeError(
                     f"the part {name!r} is a {type(part).__qualname__}, without state_dict and load_state_dict"
                 )
-        self._parts, self._every = dict(parts), every
+        self._parts = dict(parts)
         modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
         self._meshes = _meshes(modules)
         self._layout = layout_of(pair for module in modules for pair in module.named_parameters())
@@ -109,25 +102,24 @@ class Snapshots:
             path = pathlib.Path(checkpoint_dir).absolute()
             folder = Folder(path, every=checkpoint_every, keep=keep_checkpoints, timeout=timeout)
         self._folder = folder
-        self._last = 0
         self._keeper: Keeper | None = None
-        if worker.available() and (self._meshes or local_rank() == 0):
+        if worker.available() and (self._meshes or worker.local_rank() == 0):
             optimizers = [part for part in parts.values() if isinstance(part, torch.optim.Optimizer)]
             self._keeper = Keeper(
                 self._facts(),
                 optimizers=optimizers,
                 folder=folder,
+                every=every,
                 sharded=bool(self._meshes),
                 layout=self._layout,
             )
 
     def resume(self, newer_than: int = 0) -> Resumed | None:
-        """Loads the newest state there is into the parts, the same on every rank: from memory, else from the checkpoint
-        that was committed, if there is a `checkpoint_dir`. None if there is neither.
+        """Loads the newest state into the parts, the same on every rank: from memory, else from the committed checkpoint
+        if there is a `checkpoint_dir`. None if there is neither. Every rank calls this, after `init_process_group` if
+        there are several, and before the first `take`.
 
-        Every rank calls this, after `init_process_group` if there are several, and before the first `take`.
-        newer_than: the step of a checkpoint that the script has loaded by itself. A state from before it is not loaded.
-        """
+        newer_than: the step of a checkpoint that the script has loaded itself. No older state is loaded."""
         if not worker.available():
             return None
         held = self._keeper.held() if self._keeper else []
@@ -165,32 +157,23 @@ class Snapshots:
             return None
         for name, part in self._parts.items():
             part.load_state_dict(loaded["parts"][name])
-        self._last = choice.step
         if self._keeper:
             self._keeper.began(choice.step)
         return Resumed(choice.step, loaded["more"], choice.source)
 
     def take(self, step: int, **more: Any) -> bool:
-        """The state is that of `step` steps now: takes a snapshot, if one is due. Whether it began to.
+        """After `step` steps: takes a snapshot, if one is due. Returns whether it began to.
 
-        The numbers are copied while the next step computes, and the optimizers wait for that before they change them. If
-        anything else changes parameters or an optimizer's state, call `wait` before that.
-        `more` is kept with it, such as the epoch, and comes back from `resume`. Of a sharded model all ranks take the
-        same steps: this waits until the snapshot before is on its neighbours.
-        """
-        if self._keeper is None or step - self._last < self._every:
+        The state is copied while the next step computes, and the optimizers wait for that before they change it. If
+        anything else changes parameters or an optimizer's state, call `wait` before. `resume` returns `more`, such as the
+        epoch. Of a sharded model all ranks take the same steps: this waits until the neighbours have the last one."""
+        if self._keeper is None or not self._keeper.due(step):
             return False
-        state = {
-            "step": step,
-            "more": more,
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
-        }
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        state = {"step": step, "more": more, "parts": parts}
         place, round_ = _place(), int(os.environ["ELASTIC_ROUND"])
         saves = place[0] == 0 if self._layout is None else self._layout.writes
-        taken = self._keeper.take(step, round_, state, place, saves=saves)
-        if taken:
-            self._last = step
-        return taken
+        return self._keeper.take(step, round_, state, place, saves=saves)
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Has an optimizer that is no part by itself, such as one that is made later, wait for what is copied."""
@@ -236,7 +219,7 @@ class Snapshots:
         if isinstance(found, str):
             if ranks.rank == 0:
                 say(f"no part is copied to another node: {found}")
-            return Neighbours(ranks.keep(), None, None)
+            found = None, None
         return Neighbours(ranks.keep(), *found)
 
     def _loaded(
@@ -259,9 +242,9 @@ class Snapshots:
         if not choice.holders:
             # A neighbour's part may be there, too.
             return next(one for one in chosen if one.rank == ranks.rank).copy(self._mesh)
-        own = chosen[0] if chosen else None
-        outline, body = ranks.send(own, choice.holders[0])
-        return state_of(outline, body)
+        holder = choice.holders[0]
+        own = chosen[0].copy() if ranks.rank == holder else None
+        return own if ranks.size == 1 else broadcast(own, holder, ranks.group)
 
     def _mesh(self, shape: list[int]) -> Any:
         for mesh in self._meshes:
@@ -283,6 +266,36 @@ class Part:
         self.loaded = state
 
 
+class FrameworkCallback:
+    """What the callbacks of frameworks share: their trainers load a state from a path."""
+
+    def __init__(
+        self, *, snapshot_every: int = 1, checkpoint_dir: str | os.PathLike[str] | None = None, checkpoint_every: int = 1000
+    ) -> None:
+        """snapshot_every: steps from one snapshot to the next. checkpoint_dir, checkpoint_every: as `Snapshots` has them:
+        with a folder, what is in memory is also written there when all nodes leave or the job fails."""
+        self._settings = {"every": snapshot_every, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every}
+        self._snapshots: Snapshots | None = None
+        self._trainer: Any = None
+        # The folder of the state that the trainer reads.
+        self._restored: str | None = None
+
+    def on_train_end(self, *arguments: Any, **named: Any) -> None:
+        """Gives the memory back."""
+        if self._snapshots:
+            self._snapshots.close()
+
+    def _watch(self, optimizer: Any) -> None:
+        # A framework may have wrapped it.
+        if self._snapshots:
+            self._snapshots.watch(getattr(optimizer, "optimizer", optimizer))
+
+    def _remove_restored(self) -> None:
+        if self._restored:
+            shutil.rmtree(self._restored, ignore_errors=True)
+            self._restored = None
+
+
 def from_rank_0(value: Any) -> Any:
     """Rank 0's value, on every rank."""
     if _place()[1] == 1:
@@ -293,11 +306,11 @@ def from_rank_0(value: Any) -> Any:
 
 
 def folder_for_one_read() -> str:
-    """A new folder, in memory where that is to be had, for a state that a framework reads from a path. The one that an
-    earlier process of this worker had, and was killed before it removed it, is removed."""
+    """A new folder, in memory if possible, for a state that a framework reads from a path. One that a killed process of
+    this worker left is removed."""
     shared = "/dev/shm"
     base = shared if os.access(shared, os.W_OK) else tempfile.gettempdir()
-    names = [os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("ELASTIC_NODE"), local_rank()]
+    names = [os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("ELASTIC_NODE"), worker.local_rank()]
     prefix = f"elastic-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}-"
     for former in pathlib.Path(base).glob(prefix + "*"):
         shutil.rmtree(former, ignore_errors=True)
@@ -306,12 +319,11 @@ def folder_for_one_read() -> str:
 
 @dataclass(frozen=True)
 class _Told:
-    """What a rank tells the others."""
+    """What a rank tells the others. word: a value that no other group has drawn."""
 
     offers: list[Offer]
     layout: Layout | None
     node: int
-    # A value that no other group has drawn.
     word: str
 
 
@@ -333,18 +345,6 @@ class _Ranks:
         told: list[Any] = [None] * self.size
         dist.all_gather_object(told, mine, group=self.group)
         return told
-
-    def send(self, own: Snapshot | None, holder: int) -> tuple[dict[str, Any], torch.Tensor]:
-        """The outline and a copy of the body of the holder's snapshot, for all ranks."""
-        outline = [own.outline()] if self.rank == holder else [None]
-        body = own.body() if self.rank == holder else None
-        if self.size > 1:
-            dist.broadcast_object_list(outline, src=holder, group=self.group)
-            if body is None:
-                body = torch.empty(outline[0]["size"], dtype=torch.uint8)
-            for begin in range(0, len(body), _SENT):
-                dist.broadcast(body[begin : begin + _SENT], src=holder, group=self.group)
-        return outline[0], body
 
     def keep(self) -> Any:
         """Hands over the group to the caller, who uses and ends it."""

@@ -68,11 +68,6 @@ class Training:
         self.step_number = value["step"]
 
 
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory, in order, on the CPU. It is the same memory if it is there already."""
-    return tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
-
-
 def _senders(descriptions: list[dict[str, Any]], holders: Sequence[int]) -> list[int]:
     """Which holder sends each tensor: always one with the least to send so far. It is the same on every rank."""
     load = dict.fromkeys(holders, 0)
@@ -96,7 +91,7 @@ def send(group: Group, state: Any, holders: Sequence[int], receivers: list[int])
             works += [group.start_send(length, rank, 0), group.start_send(text, rank, 1)]
     for number, sender in enumerate(_senders(tree.tensors_of(description), holders)):
         if sender == group.rank and tensors[number].numel():
-            flat = as_bytes(tensors[number])
+            flat = tree.as_bytes(tensors[number])
             kept.append(flat)
             works += [group.start_send(flat, rank, number + 2) for rank in receivers]
     for work in works:
@@ -114,8 +109,7 @@ def receive(group: Group, holders: Sequence[int], mesh: Any = None) -> Any:
     works = []
     for number, sender in enumerate(_senders(described, holders)):
         if tensors[number].numel():
-            flat = tensors[number].reshape(-1).view(torch.uint8)
-            works.append(group.start_receive(flat, sender, number + 2))
+            works.append(group.start_receive(tree.as_bytes(tensors[number]), sender, number + 2))
     for work in works:
         group.finish(work)
     return tree.put_together(description, tensors, lambda _: mesh)

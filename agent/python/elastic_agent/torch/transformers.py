@@ -7,20 +7,19 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
 from typing import Any
 
 import torch
 import transformers
 
 from .. import worker
-from .snapshots import Part, Snapshots, fingerprint, folder_for_one_read, from_rank_0
+from .snapshots import FrameworkCallback, Part, Snapshots, fingerprint, folder_for_one_read, from_rank_0
 
 # A snapshot's copy of the log: the whole of it would grow with the training.
 _LOGGED = 100
 
 
-class ElasticCallback(transformers.TrainerCallback):
+class ElasticCallback(FrameworkCallback, transformers.TrainerCallback):
     """Keeps a Trainer's state in the agent's memory, and reports its progress.
 
     ::
@@ -29,20 +28,9 @@ class ElasticCallback(transformers.TrainerCallback):
         trainer = Trainer(model=model, args=args, train_dataset=dataset, callbacks=[elastic])
         trainer.train(resume_from_checkpoint=elastic.resume(trainer))
 
-    The Trainer writes its own checkpoints as before. Models that are sharded, by FSDP or DeepSpeed, and those
-    with adapters of PEFT, are not kept in memory.
-    Random numbers are not part of a snapshot: dropout takes others after a restart.
+    The Trainer writes its own checkpoints as before. Models that are sharded (FSDP, DeepSpeed) or have PEFT's adapters
+    are not kept in memory. Random numbers are not part of a snapshot: dropout takes others after a restart.
     """
-
-    def __init__(
-        self, *, snapshot_every: int = 1, checkpoint_dir: str | os.PathLike[str] | None = None, checkpoint_every: int = 1000
-    ) -> None:
-        """snapshot_every: steps from one snapshot to the next. checkpoint_dir, checkpoint_every: as `Snapshots` has them:
-        with a folder, what is in memory is also written there when all nodes leave or the job fails."""
-        self._every, self._dir, self._checkpoint_every = snapshot_every, checkpoint_dir, checkpoint_every
-        self._snapshots: Snapshots | None = None
-        self._trainer: Any = None
-        self._restored: str | None = None
 
     def resume(self, trainer: transformers.Trainer) -> str | None:
         """What `trainer.train(resume_from_checkpoint=...)` is to begin with: the newest state, the same on every
@@ -56,9 +44,7 @@ class ElasticCallback(transformers.TrainerCallback):
             "scheduler": Part("scheduler", lambda: trainer.lr_scheduler.state_dict()),
             "trainer": Part("trainer", self._state_of_trainer),
         }
-        self._snapshots = Snapshots(
-            parts, every=self._every, checkpoint_dir=self._dir, checkpoint_every=self._checkpoint_every
-        )
+        self._snapshots = Snapshots(parts, **self._settings)
         on_disk = from_rank_0(newest_whole(trainer.args.output_dir))
         resumed = self._snapshots.resume(newer_than=_step_of(on_disk) if on_disk else 0)
         if resumed is None:
@@ -70,24 +56,17 @@ class ElasticCallback(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._snapshots:
-            optimizer = self._trainer.optimizer
-            self._snapshots.watch(getattr(optimizer, "optimizer", optimizer))
+            self._watch(self._trainer.optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._restored:
-            # All of it has been read: random numbers, if there were any, with the first batch.
-            shutil.rmtree(self._restored, ignore_errors=True)
-            self._restored = None
+        # All of it has been read: random numbers, if there were any, with the first batch.
+        self._remove_restored()
         if self._snapshots:
             self._snapshots.take(state.global_step)
         loss = state.log_history[-1].get("loss") if state.log_history else None
         worker.report_progress(
             state.global_step, epoch=int(state.epoch or 0), loss=loss, total_steps=max(state.max_steps, 0) or None
         )
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._snapshots:
-            self._snapshots.close()
 
     def _state_of_trainer(self) -> str:
         state = dataclasses.asdict(self._trainer.state)
@@ -96,8 +75,8 @@ class ElasticCallback(transformers.TrainerCallback):
 
 
 def newest_whole(folder: str | os.PathLike[str]) -> str | None:
-    """The newest `checkpoint-N` in a Trainer's folder that is whole. A Trainer that is killed while it saves leaves one
-    without `trainer_state.json`, which it writes last; `get_last_checkpoint` takes that one, and every restart fails."""
+    """The newest whole `checkpoint-N` in a Trainer's folder. A Trainer that is killed while it saves leaves one without
+    `trainer_state.json`; `get_last_checkpoint` takes that one, and every restart fails."""
     found = []
     for one in pathlib.Path(folder).glob("checkpoint-*"):
         try:

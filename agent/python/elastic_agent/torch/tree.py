@@ -1,5 +1,4 @@
-"""A state as a description of JSON and a list of tensors: what is copied, sent and read without pickle. Where the tensors
-lie is left to others."""
+"""A state as a description in JSON and a list of tensors: it is copied, sent and read without pickle."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def take_apart(value: Any, where: str = "state") -> tuple[Any, list[torch.Tensor]]:
-    """A description of `value` that JSON can hold, and the tensors that it counts. Of a sharded tensor it is this rank's
-    part. `where` names the value in errors."""
+    """A description of `value` for JSON, and the tensors that it numbers: of a sharded one this rank's part. `where`
+    names the value in errors."""
     tensors: list[torch.Tensor] = []
     return _described(value, tensors, where), tensors
 
@@ -82,8 +81,7 @@ def _walk(description: Any, each: Callable[[dict[str, Any]], None]) -> None:
 
 
 def names_of(description: Any) -> list[str]:
-    """The tensors' names, in their order: the keys on the way to each, such as `model.layer.weight`. Raises
-    ValueError if two have the same."""
+    """The tensors' names in their order, such as `model.layer.weight`. Raises ValueError if two have the same."""
     named = dict(_named(description, ()))
     if len(set(named.values())) < len(tensors_of(description)):
         raise ValueError("two tensors of the state have one name, by the keys on the way to them with dots between")
@@ -110,6 +108,11 @@ def to_bytes(description: Any) -> torch.Tensor:
 def of_bytes(text: torch.Tensor) -> Any:
     """The description that was sent."""
     return json.loads(bytes(text.untyped_storage()))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory, in order, on the CPU. It is the same memory if it is there already."""
+    return tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
 
 
 def room_for(description: Any) -> list[torch.Tensor]:
@@ -152,8 +155,7 @@ def put_together(description: Any, tensors: list[torch.Tensor], mesh: Any = None
 
 
 def placed(described: dict[str, Any], tensor: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """The tensor of a description, if its numbers on this rank are those of `tensor`: one on a device mesh, if it is
-    sharded and not yet on one."""
+    """The tensor of a description with the numbers of `tensor`: on a device mesh, if it is sharded."""
     sharded = described.get("sharded")
     if sharded is None or boxes.is_sharded(tensor):
         return tensor
