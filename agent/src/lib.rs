@@ -32,6 +32,23 @@ mod workers_store;
 pub use cli::{command, completion};
 pub use start::main;
 
+/// A log whose lines a test receives.
+#[cfg(test)]
+fn log_to(lines: std::sync::mpsc::Sender<String>) -> impl tracing::Subscriber + Send + Sync {
+    struct Log(std::sync::mpsc::Sender<String>);
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            // A test that has read enough has dropped its receiver.
+            let _ = self.0.send(String::from_utf8_lossy(bytes).into_owned());
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    tracing_subscriber::fmt().with_writer(move || Log(lines.clone())).finish()
+}
+
 /// What tests outside of this crate's source name. Nothing else may use it.
 #[doc(hidden)]
 pub mod for_tests {

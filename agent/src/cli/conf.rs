@@ -12,7 +12,6 @@ use crate::store::choice::{Credentials, Tls};
 use crate::workers_store::WorkersStoreLimits;
 use crate::workers_store::rank0_port::StoreHost;
 
-/// All of `--rdzv-conf`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Conf {
     pub(super) timings: Timings,

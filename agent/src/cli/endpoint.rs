@@ -4,11 +4,8 @@ use elastic_rendezvous::job::Endpoint;
 
 use super::error::Refusal;
 
-/// etcd's client port.
 pub(super) const ETCD_PORT: u16 = 2379;
-/// torchrun's default port for static.
 pub(super) const STATIC_PORT: u16 = 29500;
-/// torchrun's default port for c10d.
 pub(super) const C10D_PORT: u16 = 29400;
 
 pub(super) fn localhost(port: u16) -> Endpoint {

@@ -140,7 +140,6 @@ const FLAGS: &[Entry] = &[
     value("print-completion", "SHELL", help::PRINT_COMPLETION),
 ];
 
-/// The definition of the command line.
 pub(super) fn definition(dialect: Dialect) -> Command {
     let mut command = Command::new("elastic-agent")
         .version(env!("CARGO_PKG_VERSION"))
@@ -236,7 +235,6 @@ impl<'a> Settings<'a> {
         self.env(&variable(name)).map(|value| (variable(name), value))
     }
 
-    /// A flag's value as text.
     pub(super) fn text(&self, name: &str) -> Result<Option<Setting>, UsageError> {
         let Some((source, value)) = self.raw(name) else { return Ok(None) };
         match value.into_string() {
@@ -246,7 +244,6 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// A flag's value, parsed.
     pub(super) fn parsed<T>(
         &self,
         name: &str,

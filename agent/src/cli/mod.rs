@@ -55,9 +55,7 @@ const NO_JOB: &str = "none";
 pub(crate) struct Options {
     /// The launcher that this program replaces.
     pub dialect: Dialect,
-    /// The job's id.
     pub job: JobId,
-    /// `--node-name`.
     pub node_name: Option<String>,
     /// What all agents of the job must share.
     pub spec: Spec,
@@ -77,7 +75,6 @@ pub(crate) struct Options {
     pub health: Option<SocketAddr>,
     /// Signals that make the agent leave, if the user named them.
     pub signals: Option<Vec<Handled>>,
-    /// The agent's own log.
     pub log: AgentLog,
 }
 
@@ -99,10 +96,7 @@ pub(crate) enum Task {
     Spare(SpareOptions),
 }
 
-/// Reads this process's arguments and environment.
-///
-/// # Errors
-/// Says why there are no options. The dialect decides the exit code.
+/// Reads this process's arguments and environment. The dialect of an error decides the exit code.
 pub(crate) fn from_process() -> Result<Task, (Stop, Dialect)> {
     let env = |name: &str| std::env::var_os(name);
     let (dialect, argv) = Dialect::of(std::env::args_os());
@@ -131,9 +125,6 @@ pub(crate) fn parse(
 }
 
 /// Whether a command line is valid without any environment.
-///
-/// # Errors
-/// Says why it is not, or what is shown instead.
 pub fn check(dialect: Dialect, argv: impl IntoIterator<Item = OsString>) -> Result<(), Stop> {
     parse(dialect, argv, &|_| None, Uuid::nil()).map(drop)
 }

@@ -36,10 +36,8 @@ Example:
 SIGTERM ends it: a job that it takes part in loses the node as planned. Exit codes: 0 it was told to end, 1 it could not \
 begin, 2 the command line is wrong.";
 
-/// The options of a spare host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SpareOptions {
-    /// The folder of the jobs' files.
     pub folder: PathBuf,
     /// The host's name in the jobs. Without it, the host's own with `-spare`.
     pub name: Option<String>,

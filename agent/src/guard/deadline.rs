@@ -2,7 +2,6 @@
 
 use elastic_rendezvous::time::Time;
 
-/// The last deadline that the agent sent.
 #[derive(Debug, Default)]
 pub(super) struct Deadline {
     until: Option<Time>,

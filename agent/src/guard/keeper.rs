@@ -16,7 +16,7 @@ use super::deadline::Deadline;
 use super::exit::Exit;
 use super::kernel::{self, Executable, Step};
 use super::tree;
-use super::wire::{self, Channel, GuardRequest, Notice, SpawnRefusal, Stamp, WorkerId};
+use super::wire::{self, Channel, GuardRequest, Notice, SpawnRefusal, WorkerId};
 
 /// Serves the agent until it is gone and nothing that it started is left.
 pub(super) fn run(channel: Channel) -> io::Result<()> {
@@ -155,7 +155,7 @@ impl Keeper {
             GuardRequest::Stop { signal } => self.begin_stop(signal),
             GuardRequest::Kill => self.kill(),
             GuardRequest::Deadline { until, sent } => {
-                if self.deadline.renew(until.map(Time::from), sent.into()) {
+                if self.deadline.renew(until.map(|until| Time::ZERO + until), Time::ZERO + sent) {
                     self.kill_by_deadline();
                 }
                 self.arm_timer();
@@ -266,7 +266,7 @@ impl Keeper {
 
     fn kill_by_deadline(&mut self) {
         if self.populated && !self.killing {
-            self.outbox.push_back(Notice::DeadlinePassed { at: Stamp::from(elastic_store::clock::now()) });
+            self.outbox.push_back(Notice::DeadlinePassed { at: elastic_store::clock::now().as_duration() });
             self.kill();
         }
     }
@@ -352,7 +352,7 @@ impl Keeper {
         };
         worker.alive = false;
         if !worker.refused {
-            let at = Stamp::from(elastic_store::clock::now());
+            let at = elastic_store::clock::now().as_duration();
             self.outbox.push_back(Notice::Exited { worker: *id, pid: pid.as_raw_pid(), exit, at });
         }
     }

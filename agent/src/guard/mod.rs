@@ -72,11 +72,8 @@ pub struct Guard {
 
 /// Forks the guard. Call it first in `main`: before any thread, runtime or descriptor that the guard should not have.
 ///
-/// The agent becomes a subreaper too, and SIGCHLD gets its default action.
-///
-/// # Errors
-///
-/// When threads run already, /proc is not mounted, or the system has no room for a process.
+/// The agent becomes a subreaper too, and SIGCHLD gets its default action. Fails when threads run already, /proc is not
+/// mounted, or the system has no room for a process.
 pub fn start() -> Result<Guard, GuardError> {
     let failed = |step| move |cause: io::Error| GuardError { step, cause };
     kernel::reset_child_disposition();

@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
-use elastic_rendezvous::time::Time;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType,
@@ -28,7 +27,10 @@ const MAX_DESCRIPTORS: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct WorkerId(pub(crate) u64);
 
-/// A request of the agent.
+/// A time of `elastic_store::clock`, since its zero.
+pub(crate) type Stamp = Duration;
+
+/// What the agent asks for.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum GuardRequest {
     /// Start a worker. The descriptors are the [`body`](write_body), then stdout and stderr where they are not
@@ -47,7 +49,6 @@ pub(crate) enum GuardRequest {
     Hold,
 }
 
-/// A report of the guard.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Notice {
     /// The worker's program runs.
@@ -65,7 +66,6 @@ pub(crate) enum Notice {
 /// Why a worker was not started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SpawnRefusal {
-    /// The deadline has passed.
     Deadline,
     /// The tree is being killed.
     Stopping,
@@ -79,22 +79,6 @@ pub(crate) enum SpawnRefusal {
     Execute(i32),
     /// The request was damaged.
     Request(String),
-}
-
-/// A [`Time`] on the wire: nanoseconds.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Stamp(u64);
-
-impl From<Time> for Stamp {
-    fn from(time: Time) -> Stamp {
-        Stamp(u64::try_from(time.as_duration().as_nanos()).unwrap_or(u64::MAX))
-    }
-}
-
-impl From<Stamp> for Time {
-    fn from(stamp: Stamp) -> Time {
-        Time::ZERO + Duration::from_nanos(stamp.0)
-    }
 }
 
 /// One end of the socket. It never blocks: a full or an empty socket returns `WouldBlock`.

@@ -31,7 +31,6 @@ impl NetworkOptions {
     }
 }
 
-/// Where an advertised address comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddressSource {
     /// `--local-addr`.
@@ -42,12 +41,10 @@ pub(crate) enum AddressSource {
     Hostname,
 }
 
-/// The address that other nodes use for this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Advertised {
     /// A name or an address. An IPv6 address has no brackets.
     pub address: String,
-    /// Where this address comes from.
     pub source: AddressSource,
 }
 

@@ -1,6 +1,7 @@
 //! The cgroups of a process, as `/proc/self/cgroup` and `/proc/self/mountinfo` name them. What their files say is for
 //! others to read.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A version of cgroups.
@@ -12,7 +13,6 @@ pub(crate) enum Version {
     V2,
 }
 
-/// A cgroup that a process may be in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cgroup {
     pub(crate) version: Version,
@@ -27,6 +27,12 @@ impl Cgroup {
     pub(crate) fn upwards(&self) -> impl Iterator<Item = &Path> {
         self.own.ancestors().take_while(|directory| directory.starts_with(&self.top))
     }
+}
+
+/// The cgroups of this process that may have this controller, the best first. `root` is the root directory.
+pub(crate) fn own(controller: &str, root: &Path) -> Vec<Cgroup> {
+    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+    find(controller, &read("proc/self/cgroup"), &read("proc/self/mountinfo"))
 }
 
 /// The cgroups of a process that may have this controller, the best first. The texts are those of `/proc/self/cgroup`

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::machine::cgroups::{self, Version};
+use crate::machine::field;
 
 /// A set of logical CPUs, written as the kernel writes it: `0-3,8,10-11`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -77,11 +78,7 @@ impl CpuSet {
 /// is not mounted.
 pub fn allowed() -> Option<CpuSet> {
     // sched_getaffinity is not used, because the size of its buffer has to be guessed. This file covers every CPU.
-    allowed_by(&fs::read_to_string("/proc/thread-self/status").ok()?)
-}
-
-fn allowed_by(status: &str) -> Option<CpuSet> {
-    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.parse().ok()
+    field(&fs::read_to_string("/proc/thread-self/status").ok()?, "Cpus_allowed_list")?.parse().ok()
 }
 
 /// How many CPUs this process may use at once. This is the number of CPUs that it may run on, or its cgroup's quota in
@@ -97,8 +94,7 @@ pub(crate) fn usable() -> u32 {
 /// it. `root` is the root directory. Source: the kernel's documentation, cgroup-v2 (`cpu.max`), and for version 1
 /// sched-bwc (`cpu.cfs_quota_us`).
 fn quota(root: &Path) -> Option<f64> {
-    let read = |path: &str| fs::read_to_string(root.join(path)).ok();
-    let groups = cgroups::find("cpu", &read("proc/self/cgroup")?, &read("proc/self/mountinfo")?);
+    let groups = cgroups::own("cpu", root);
     let quotas = groups.iter().flat_map(|group| {
         group.upwards().filter_map(|directory| {
             let directory = root.join(directory.strip_prefix("/").unwrap_or(directory));

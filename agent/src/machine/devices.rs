@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use crate::machine::field;
 use crate::machine::nvml::{Device, Nvml, NvmlError};
 
-/// What is known of an NVIDIA GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Gpu {
-    /// Its id: `GPU-…`.
     pub uuid: Option<String>,
     /// Its PCI address as sysfs writes it: `0000:3b:00.0`.
     pub pci: Option<String>,
@@ -25,7 +24,6 @@ impl From<Device> for Gpu {
 /// The NVIDIA GPUs of this machine, in the order of their PCI addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Gpus {
-    /// All of them.
     pub all: Vec<Gpu>,
     /// Why the driver's library gave no answer. The GPUs were then found by the driver's files, and their ids may be
     /// unknown.
@@ -51,15 +49,8 @@ fn by_files(root: &Path) -> Vec<Gpu> {
         .filter_map(|entry| {
             let pci = entry.file_name().into_string().ok()?;
             let about = fs::read_to_string(entry.path().join("information")).ok()?;
-            let line = |name: &str| {
-                about
-                    .lines()
-                    .filter_map(|line| line.split_once(':'))
-                    .find(|(n, _)| n.trim() == name)
-                    .map(|(_, v)| v.trim())
-            };
-            let minor = line("Device Minor")?;
-            let uuid = line("GPU UUID").filter(|uuid| uuid.starts_with("GPU-") && !uuid.contains('?'));
+            let minor = field(&about, "Device Minor")?;
+            let uuid = field(&about, "GPU UUID").filter(|uuid| uuid.starts_with("GPU-") && !uuid.contains('?'));
             let shown = root.join(format!("dev/nvidia{minor}")).exists();
             shown.then(|| Gpu { uuid: uuid.map(str::to_owned), pci: Some(pci) })
         })
@@ -108,9 +99,6 @@ pub(crate) fn visible(list: Option<&str>, gpus: &Gpus) -> Vec<Visible> {
 }
 
 /// The GPUs that workers with this `CUDA_VISIBLE_DEVICES` see, by NVML's index: none where the list names MIG instances.
-///
-/// # Errors
-/// The driver does not tell how many GPUs there are.
 pub(crate) fn shown(nvml: &Nvml, list: Option<&str>) -> Result<Vec<u32>, NvmlError> {
     let count = nvml.device_count()?;
     // One of them does not answer, and it is not known which of the list that is.

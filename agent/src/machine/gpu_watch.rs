@@ -14,7 +14,6 @@ use super::nvml::{GpuHealth, Nvml, NvmlError};
 /// How long the driver may take. Prometheus waits ten seconds for all metrics, unless told otherwise.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// The current state of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuState {
     /// NVML's index.

@@ -17,16 +17,10 @@ const NCCL: &str = "NCCL_SOCKET_IFNAME";
 /// An address of this machine, and the interface that has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interface {
-    /// Its name, such as `eth0`.
     pub name: String,
-    /// One of its addresses.
     pub ip: IpAddr,
 }
 
-/// All addresses of this machine.
-///
-/// # Errors
-/// The kernel's error.
 pub(crate) fn all() -> std::io::Result<Vec<Interface>> {
     let found = if_addrs::get_if_addrs()?;
     Ok(found.into_iter().map(|interface| Interface { ip: interface.ip(), name: interface.name }).collect())

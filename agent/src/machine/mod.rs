@@ -29,3 +29,8 @@ pub(crate) mod out_of_memory;
 pub(crate) mod parent;
 pub(crate) mod preflight;
 pub(crate) mod shortage;
+
+/// The value of a line `name: value`, as many files of /proc have it.
+pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+}

@@ -9,7 +9,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::cgroups::{self, Version};
+use super::cgroups::{self, Cgroup, Version};
 
 /// The file that counts the victims in this agent's cgroup, if there is one.
 #[derive(Debug, Clone, Default)]
@@ -17,27 +17,21 @@ pub(crate) struct Counters {
     file: Option<PathBuf>,
 }
 
-/// The counts at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Victims {
     /// In the cgroup, and the file that holds the count.
     pub cgroup: Option<(u64, PathBuf)>,
-    /// On the host.
     pub host: Option<u64>,
 }
 
 impl Counters {
-    /// Finds the file of this process's cgroup.
     pub(crate) fn find() -> Counters {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let candidates = candidates(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
-        let counts = |path: &PathBuf| fs::read_to_string(path).ok().and_then(|text| victims(&text)).is_some();
-        Counters { file: candidates.into_iter().find(counts) }
+        let candidates = candidates(&cgroups::own("memory", Path::new("/")));
+        Counters { file: candidates.into_iter().find(|file| count(file).is_some()) }
     }
 
     /// Reads the counters. Their files belong to the kernel, so reading them does not wait for any disk.
     pub(crate) fn read(&self) -> Victims {
-        let count = |path: &Path| fs::read_to_string(path).ok().and_then(|text| victims(&text));
         Victims {
             cgroup: self.file.as_ref().and_then(|file| Some((count(file)?, file.clone()))),
             host: count(Path::new("/proc/vmstat")),
@@ -45,18 +39,20 @@ impl Counters {
     }
 }
 
+fn count(file: &Path) -> Option<u64> {
+    victims(&fs::read_to_string(file).ok()?)
+}
+
 /// The number after `oom_kill` in a file of `name number` lines.
 fn victims(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
-/// The files that may hold the count for a process with these `/proc/self/cgroup` and `/proc/self/mountinfo`, the best
-/// first.
-fn candidates(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
+/// The files that may hold the count for a process in these cgroups, the best first.
+fn candidates(groups: &[Cgroup]) -> Vec<PathBuf> {
     let file = |version: Version| if version == Version::V1 { "memory.oom_control" } else { "memory.events" };
-    let found = cgroups::find("memory", cgroup, mountinfo);
     let mut files: Vec<PathBuf> = Vec::new();
-    for group in &found {
+    for group in groups {
         files.extend([&group.own, &group.top].map(|directory| directory.join(file(group.version))));
     }
     files.dedup();
@@ -68,7 +64,7 @@ mod tests {
     use super::*;
 
     fn paths(cgroup: &str, mountinfo: &str) -> Vec<String> {
-        candidates(cgroup, mountinfo).iter().map(|path| path.display().to_string()).collect()
+        candidates(&cgroups::find("memory", cgroup, mountinfo)).iter().map(|path| path.display().to_string()).collect()
     }
 
     #[test]

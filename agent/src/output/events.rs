@@ -7,18 +7,14 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 use crate::output::logs::{Console, ConsoleStream};
 
-/// Where events go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum EventHandler {
-    /// Nowhere.
     #[default]
     Null,
-    /// Standard error.
     Console,
 }
 
@@ -27,41 +23,29 @@ pub(crate) enum EventHandler {
 pub(crate) struct Source {
     /// The console that events go to, if they go anywhere.
     pub console: Option<Console>,
-    /// The job's id.
     pub run_id: String,
-    /// The workers' role.
     pub role: String,
-    /// This host's name.
     pub hostname: String,
     /// The backend that nodes meet through: `etcd`, `c10d`, `static`.
     pub backend: &'static str,
-    /// The program that workers run.
     pub entry_point: String,
 }
 
 /// This node's place in the round that an event is about.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct NodeInRound {
-    /// The node's rank.
     pub group_rank: Option<u32>,
-    /// The number of nodes in the round.
     pub group_world_size: Option<u32>,
-    /// Restarts so far.
     pub restarts: u32,
 }
 
 /// The worker that an event is about.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Subject<'a> {
-    /// Its position on the node.
     pub local_rank: u32,
-    /// Its rank in the round.
     pub rank: u32,
-    /// Its rank in its role.
     pub role_rank: u32,
-    /// The number of workers of its role.
     pub role_world_size: u32,
-    /// Its process id.
     pub pid: i32,
     /// How it ended, if it failed: the exit code and the message.
     pub failure: Option<(i32, &'a str)>,
@@ -70,13 +54,10 @@ pub(crate) struct Subject<'a> {
 /// What has happened, in torch's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EventState {
-    /// The nodes have formed a round.
     Rendezvous,
-    /// A worker was started.
     Start,
     /// The worker, or the agent's whole part, has succeeded.
     Succeeded,
-    /// It failed.
     Failed,
     /// It was stopped because something else failed, or the node left.
     Terminated,
@@ -94,7 +75,6 @@ impl EventState {
     }
 }
 
-/// Writes events.
 #[derive(Debug)]
 pub(crate) struct Events {
     source: Source,
@@ -120,7 +100,6 @@ impl Events {
         self.write(EventState::Rendezvous, None, Some(self.seeking.elapsed()), None);
     }
 
-    /// Writes an event about a worker.
     pub(crate) fn worker(&self, state: EventState, subject: &Subject<'_>) {
         self.write(state, Some(subject), None, None);
     }
@@ -160,7 +139,8 @@ impl Events {
         json!({
             "name": format!("torchelastic.worker.status.{}", state.name()),
             "source": if subject.is_some() { "WORKER" } else { "AGENT" },
-            "timestamp": milliseconds(),
+            // The wall clock, for people. torch leaves this field at zero.
+            "timestamp": elastic_store::clock::epoch_ms(),
             "metadata": {
                 "run_id": source.run_id,
                 "global_rank": subject.map(|subject| subject.rank),
@@ -178,12 +158,6 @@ impl Events {
             },
         })
     }
-}
-
-/// The time of the wall clock, for people. torch leaves this field at zero.
-fn milliseconds() -> u64 {
-    let now = clock_gettime(ClockId::Realtime);
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + u64::try_from(now.tv_nsec).unwrap_or(0) / 1_000_000
 }
 
 #[cfg(test)]

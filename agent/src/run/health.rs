@@ -47,17 +47,12 @@ enum Standing {
 
 /// What is known of an agent that takes part.
 pub(crate) struct Joined {
-    /// The node's name.
     pub node: String,
-    /// The node's state in the protocol.
     pub status: watch::Receiver<Status>,
-    /// The state of its workers.
     pub group: watch::Receiver<GroupState>,
     /// The last step that each worker has reported.
     pub steps: Steps,
-    /// What Prometheus reads.
     pub metrics: Arc<Metrics>,
-    /// The GPUs of its workers.
     pub gpus: GpuWatch,
 }
 
@@ -69,9 +64,6 @@ impl Health {
 
     /// Serves the health port at this address for as long as the agent runs. Others on this machine, such as a probe,
     /// need no certificate.
-    ///
-    /// # Errors
-    /// The port is taken or not allowed, or the address is not this machine's.
     pub(crate) fn tell(self: &Arc<Self>, at: SocketAddr, tls: Option<MutualTls>) -> anyhow::Result<()> {
         let listener = listen(at)
             .with_context(|| format!("cannot serve health at {at}; choose another port with --health-port"))?;

@@ -186,7 +186,7 @@ async fn join(
         tracing::info!(directory = %directory.display(), "logs");
     }
     group.guard().hold(identity.lock_fd())?;
-    let listener = setup::listen(&options.network, &address.address).await?;
+    let listener = setup::listen(&options.network, &address.address)?;
     group.guard().hold(&listener)?;
     let peer = Endpoint { host: address.address, port: listener.local_addr()?.port() };
 

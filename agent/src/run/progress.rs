@@ -35,7 +35,6 @@ struct Life {
 /// while it is for another node to tell, or not known yet.
 pub(crate) type GoodputObserver = Arc<dyn Fn(Option<f64>) + Send + Sync>;
 
-/// Writes the job's progress.
 pub(crate) struct JobProgress {
     /// None where nodes meet by TorchElastic's protocol, which has no such record.
     store: Option<Arc<dyn Store>>,
@@ -79,7 +78,6 @@ impl JobProgress {
         }
     }
 
-    /// Writes what is new.
     pub(crate) async fn tell(&mut self) {
         if let Some(round) = &self.status.borrow_and_update().round {
             self.life = Some(Life { generation: round.value.generation, created: round.created });

@@ -19,7 +19,7 @@ use crate::cli::Options;
 use crate::machine::address::{Advertised, NetworkOptions, advertised};
 use crate::machine::cpus::{self, CpuSet};
 use crate::machine::devices::{self, Gpus};
-use crate::machine::identity::{self, NameRequest, NodeIdentity};
+use crate::machine::identity::{self, NodeIdentity};
 use crate::machine::{interfaces, numa, preflight};
 use crate::output::events::{self, EventHandler};
 use crate::output::logs::{Console, LogDir, LogNames};
@@ -101,12 +101,8 @@ fn events(options: &Options, hostname: &str, console: &Console) -> events::Sourc
 pub(super) async fn claim_name(options: &Options) -> anyhow::Result<NodeIdentity> {
     let (job, node_name) = (options.job.clone(), options.node_name.clone());
     let claim = tokio::task::spawn_blocking(move || {
-        NodeIdentity::claim(&NameRequest {
-            job: job.as_ref(),
-            node_name: node_name.as_deref(),
-            runtime: identity::process_runtime_dir(),
-            patience: identity::PATIENCE,
-        })
+        let runtime = identity::process_runtime_dir();
+        NodeIdentity::claim(job.as_ref(), node_name.as_deref(), &runtime, identity::PATIENCE)
     });
     Ok(claim.await.context("claim a node name")??)
 }
@@ -166,17 +162,9 @@ pub(super) fn group(
     })
 }
 
-/// Listens for other agents: on the address that was given, else on `address` alone if it is a loopback one, else on all
-/// interfaces, because it is not known here which of them a peer comes in by.
-pub(super) async fn listen(network: &NetworkOptions, address: &str) -> anyhow::Result<TcpListener> {
-    let (port, bind) = (network.port, network.bind.map(|ip| ip.to_string()));
-    let loopback = address.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    let hosts: &[&str] = match &bind {
-        Some(bind) => &[bind],
-        None if loopback => &[address],
-        None => &["::", "0.0.0.0"],
-    };
-    ports::listen(hosts, port).await.map_err(|error| {
+pub(super) fn listen(network: &NetworkOptions, address: &str) -> anyhow::Result<TcpListener> {
+    let port = network.port;
+    ports::listen(network.bind, address, port).map_err(|error| {
         anyhow::anyhow!(
             "cannot listen for other agents on port {port}: {error}; choose another with --peer-port, or 0 for any"
         )
@@ -205,11 +193,9 @@ pub(super) fn participation(
     }
 }
 
-/// The spec of the job that this node is about to join: `own` if the node begins the job or its next generation. A store
-/// that does not answer tells nothing.
-///
-/// # Errors
-/// The job's `round` is not one of ours: no node can join a job without it.
+/// The spec of the job that this node is about to join: `own` if the node begins the job or its next generation. A
+/// store that does not answer tells nothing. It is an error if the job's `round` is not one of ours: no node can join a
+/// job without it.
 pub(super) async fn job_spec(store: &dyn Store, keys: &Keys, own: Spec) -> Result<Spec, String> {
     let read = Txn::of([Op::get(keys.spec()), Op::get(keys.round()), Op::count(keys.nodes())]);
     let Ok(read) = store.txn(read).await else { return Ok(own) };

@@ -13,17 +13,14 @@ use uuid::Uuid;
 use crate::cli::{self, Dialect, Options, Stop};
 use crate::store::choice::StoreChoice;
 
-/// How the files' names end.
 pub(super) const ENDING: &str = "job";
 
-/// One job's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct JobFile {
     /// Variables for the agent, `NAME=VALUE` before its flags.
     pub(super) environment: Vec<(String, String)>,
     /// The agent's arguments, as written in the file.
     pub(super) arguments: Vec<String>,
-    /// What they mean.
     pub(super) options: Options,
 }
 
@@ -36,9 +33,6 @@ pub(super) struct BadFile {
 }
 
 /// All jobs of a folder, and the files that cannot be used.
-///
-/// # Errors
-/// The folder cannot be read.
 pub(super) fn read(folder: &Path) -> Result<(BTreeMap<JobId, JobFile>, Vec<BadFile>), BadFile> {
     let bad = |path: &Path, problem: String| BadFile { path: path.to_owned(), problem };
     let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());

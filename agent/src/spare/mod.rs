@@ -50,9 +50,6 @@ const LONGEST_REST: Duration = Duration::from_secs(600);
 const DID_ITS_PART: [i32; 4] = [0, 3, 4, 5];
 
 /// Serves the jobs of the folder until a signal ends it. Returns the process's exit code.
-///
-/// # Errors
-/// The folder cannot be read.
 pub(crate) async fn run(options: SpareOptions) -> anyhow::Result<u8> {
     let mut signals = Signals::watch(&signals::usual())?;
     let (news, mut inbox) = mpsc::unbounded_channel();
@@ -104,7 +101,6 @@ struct Working {
     leaves: bool,
 }
 
-/// A claim under way.
 struct Claimed {
     job: JobId,
     claim: PlaceClaim,
@@ -259,7 +255,6 @@ impl Host {
         tracing::warn!(%job, "{why}; not going there for {pause:?}");
     }
 
-    /// The end of the agent that runs.
     async fn agent_ends(&mut self) -> std::io::Result<ExitStatus> {
         match &mut self.working {
             Some(working) => working.agent.wait().await,
@@ -326,7 +321,6 @@ impl Working {
     }
 }
 
-/// The name of this host's node in a job.
 fn node_name<'a>(file: &'a JobFile, host: &'a str) -> &'a str {
     file.options.node_name.as_deref().unwrap_or(host)
 }

@@ -1,7 +1,7 @@
 //! The store a job meets through: etcd, a store that one of the agents serves, or a store inside this process alone.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,45 +32,25 @@ const AGAIN: Duration = Duration::from_millis(300);
 /// How often the log mentions a wait for the store, after the first time.
 const SELDOM: Duration = Duration::from_secs(30);
 
-/// Why there is no store.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BackendError {
-    /// The store never answered.
     #[error(
         "{last}; gave up after join_timeout ({within:?}): is it running, and is --rdzv-endpoint (or --master-addr) right?"
     )]
-    NeverAnswered {
-        /// The last failure.
-        last: Box<BackendError>,
-        /// How long we tried.
-        within: Duration,
-    },
-    /// The store answered and refuses, or it is no store.
+    NeverAnswered { last: Box<BackendError>, within: Duration },
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// This agent is to serve the store and cannot.
     #[error(transparent)]
     Serve(#[from] EmbeddedError),
-    /// Only the other etcd API answers.
     #[error(
         "{what} offers etcd's v2 API and not v3: start all nodes of the job with --rdzv-conf api=v2 \
          (or --rdzv-backend=etcd-v2), which torchrun's --rdzv-backend=etcd speaks too"
     )]
-    OnlyV2 {
-        /// Which etcd version.
-        what: String,
-    },
-    /// Other nodes with this job's id meet elsewhere.
+    OnlyV2 { what: String },
     #[error("{0}")]
     Elsewhere(String),
-    /// The endpoint's host name cannot be resolved.
     #[error("--rdzv-endpoint (or --master-addr): the name {host} cannot be resolved: {cause}")]
-    Resolve {
-        /// The name.
-        host: String,
-        /// The resolver's error message.
-        cause: String,
-    },
+    Resolve { host: String, cause: String },
 }
 
 impl BackendError {
@@ -93,11 +73,14 @@ pub(crate) struct Backend {
     pub serves: bool,
     /// The store's endpoint, if another agent serves it from its memory.
     pub host: Option<Endpoint>,
-    /// Name of the store, for people.
     pub name: String,
 }
 
 impl Backend {
+    fn of(rendezvous: JobStore, name: String) -> Backend {
+        Backend { rendezvous, serves: false, host: None, name }
+    }
+
     /// The store, if the nodes meet by our own protocol.
     pub(crate) fn store(&self) -> Option<&Arc<dyn Store>> {
         self.rendezvous.store()
@@ -137,16 +120,12 @@ impl Backend {
 /// The way to a store that an agent serves, and where it is served.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Way<'a> {
-    /// Mutual TLS.
     pub tls: Option<&'a MutualTls>,
     /// The address to serve it on. None: a loopback address that the endpoint names, else all.
     pub bind: Option<IpAddr>,
 }
 
 /// Opens the job's store. If it does not answer yet, this waits for up to `patience`.
-///
-/// # Errors
-/// [`BackendError`] says what is wrong and what to do.
 pub(crate) async fn open(
     rendezvous: &StoreChoice,
     paths: &JobPaths,
@@ -156,12 +135,7 @@ pub(crate) async fn open(
     match rendezvous {
         StoreChoice::Standalone => {
             let store = Arc::new(MemoryStore::start(Limits::default()));
-            Ok(Backend {
-                rendezvous: JobStore::Store(store),
-                serves: false,
-                host: None,
-                name: "a store of this process".into(),
-            })
+            Ok(Backend::of(JobStore::Store(store), "a store of this process".into()))
         }
         StoreChoice::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, way, patience).await,
         StoreChoice::Etcd { endpoints, tls, credentials, v2 } => {
@@ -185,29 +159,19 @@ pub(crate) async fn open(
 }
 
 /// How etcd is reached, as the command line says.
-///
-/// # Errors
-/// A file that it names cannot be read.
 pub(crate) fn etcd_config(
     endpoints: &[Endpoint],
     tls: Option<&Tls>,
     credentials: Option<&Credentials>,
 ) -> Result<EtcdConfig, StoreError> {
     let mut config = EtcdConfig::new(endpoints.iter().map(ToString::to_string));
-    config.tls = match tls {
-        None => None,
-        Some(tls) => Some(EtcdTls {
-            ca: tls.ca.clone().map_or_else(system_ca, Ok)?,
-            client: tls.client.clone(),
-            server_name: None,
-        }),
-    };
-    config.user = match credentials {
-        None => None,
-        Some(credentials) => {
-            Some(EtcdUser { name: credentials.user.clone(), password: Secret::from_file(&credentials.password_file)? })
-        }
-    };
+    if let Some(Tls { ca, client }) = tls {
+        let ca = ca.clone().map_or_else(system_ca, Ok)?;
+        config.tls = Some(EtcdTls { ca, client: client.clone(), server_name: None });
+    }
+    if let Some(Credentials { user, password_file }) = credentials {
+        config.user = Some(EtcdUser { name: user.clone(), password: Secret::from_file(password_file)? });
+    }
     Ok(config)
 }
 
@@ -229,7 +193,7 @@ async fn etcd_v2(
             paths.keys.nodes()
         )));
     }
-    Ok(Backend { rendezvous: JobStore::TorchElastic(client), serves: false, host: None, name })
+    Ok(Backend::of(JobStore::TorchElastic(client), name))
 }
 
 fn system_ca() -> Result<std::path::PathBuf, StoreError> {
@@ -257,7 +221,7 @@ async fn etcd(config: EtcdConfig, v2: Option<&EtcdV2>, patience: Duration) -> Re
     match until_it_answers(patience, probe).await? {
         Ok(probe) => {
             tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers");
-            Ok(Backend { rendezvous: JobStore::Store(Arc::new(store)), serves: false, host: None, name })
+            Ok(Backend::of(JobStore::Store(Arc::new(store)), name))
         }
         Err(version) => Err(BackendError::OnlyV2 { what: format!("{name}, version {version},") }),
     }
@@ -315,12 +279,8 @@ async fn hosted(
                     }
                 });
                 tracing::info!(%endpoint, %address, "this agent serves the job's store: it leads, and leaves last");
-                return Ok(Backend {
-                    rendezvous: JobStore::Store(store),
-                    serves: true,
-                    host: None,
-                    name: format!("the store served here at {endpoint}"),
-                });
+                let name = format!("the store served here at {endpoint}");
+                return Ok(Backend { serves: true, ..Backend::of(JobStore::Store(store), name) });
             }
             // Another agent of this machine was first.
             Err(BackendError::Serve(EmbeddedError::InUse { .. })) if is_host.is_none() => {}
@@ -369,13 +329,9 @@ async fn serve(endpoint: &Endpoint, way: Way<'_>, patience: Duration) -> Result<
 }
 
 async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, BackendError> {
-    let (host, port) = (endpoint.host.clone(), endpoint.port);
-    let name = host.clone();
-    let resolved = tokio::task::spawn_blocking(move || (host.as_str(), port).to_socket_addrs()).await;
-    match resolved {
-        Ok(Ok(addresses)) => Ok(addresses.collect()),
-        Ok(Err(error)) => Err(BackendError::Resolve { host: name, cause: error.to_string() }),
-        Err(error) => Err(BackendError::Resolve { host: name, cause: error.to_string() }),
+    match tokio::net::lookup_host((endpoint.host.as_str(), endpoint.port)).await {
+        Ok(addresses) => Ok(addresses.collect()),
+        Err(error) => Err(BackendError::Resolve { host: endpoint.host.clone(), cause: error.to_string() }),
     }
 }
 

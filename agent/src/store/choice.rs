@@ -21,18 +21,14 @@ pub(crate) enum StoreChoice {
     Standalone,
     /// A store served by one of the agents.
     Hosted {
-        /// Where it is served.
         endpoint: Endpoint,
         /// Whether this agent serves it. `None`: it does if the endpoint's host is this machine.
         is_host: Option<bool>,
     },
-    /// etcd.
     Etcd {
         /// Members of the cluster, at least one.
         endpoints: Vec<Endpoint>,
-        /// TLS, if the protocol is https.
         tls: Option<Tls>,
-        /// The user to log in as.
         credentials: Option<Credentials>,
         /// Whether to use TorchElastic's own rendezvous over the v2 API. Nodes of torchrun's `etcd` backend use it.
         v2: bool,
@@ -50,7 +46,6 @@ impl StoreChoice {
     }
 }
 
-/// TLS towards etcd.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Tls {
     /// Certificates to trust, as PEM. `None`: the system's.
@@ -59,10 +54,8 @@ pub(crate) struct Tls {
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// A user of etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Credentials {
-    /// Name.
     pub user: String,
     /// File whose first line is the password. Not an argument, because everyone on the host can read a command line.
     pub password_file: PathBuf,

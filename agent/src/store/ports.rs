@@ -6,31 +6,21 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-/// Why a port could not be reserved.
 #[derive(Debug, thiserror::Error)]
 #[error("reserve a port for rank 0 on {ip}: {source}; is the address this machine's, and are ports free?")]
 pub(crate) struct ReserveError {
-    /// Address that was tried.
     pub ip: IpAddr,
-    /// The kernel's error.
     pub source: io::Error,
 }
 
-/// Listens on the first of these addresses that the machine has.
-///
-/// # Errors
-/// The error for the last address.
-pub(crate) async fn listen(hosts: &[&str], port: u16) -> io::Result<tokio::net::TcpListener> {
-    let mut last = io::Error::other("no address");
-    for host in hosts {
-        for address in tokio::net::lookup_host((*host, port)).await? {
-            match elastic_store::listener::listen(address) {
-                Ok(listener) => return Ok(listener),
-                Err(error) => last = error,
-            }
-        }
+/// Listens for other agents: on `bind` if that is given, else on `address` alone if it is a loopback one, else on all
+/// interfaces, because it is not known here which of them a peer comes in by.
+pub(crate) fn listen(bind: Option<IpAddr>, address: &str, port: u16) -> io::Result<tokio::net::TcpListener> {
+    let listen = |ip| elastic_store::listener::listen(SocketAddr::new(ip, port));
+    match bind.or_else(|| address.parse().ok().filter(IpAddr::is_loopback)) {
+        Some(ip) => listen(ip),
+        None => listen(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| listen(Ipv4Addr::UNSPECIFIED.into())),
     }
-    Err(last)
 }
 
 /// A TCP port that stays reserved for this agent until dropped. One process that sets SO_REUSEADDR may listen on it.
@@ -49,15 +39,11 @@ pub(crate) struct Reservation {
 const BACKLOG: i32 = 1 << 14;
 
 impl Reservation {
-    /// The port.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
     /// Listens on the port, in this process.
-    ///
-    /// # Errors
-    /// Another process listens there already, or no descriptor is left.
     pub(crate) fn listen(&self) -> Result<TcpListener, ReserveError> {
         let listen = || {
             let socket = shared_socket(self.ip, self.port)?;
@@ -70,18 +56,12 @@ impl Reservation {
 
 /// Reserves a port that the kernel picks, on one address of this machine. If the address is unspecified, the port is
 /// reserved on all addresses.
-///
-/// # Errors
-/// The address is not this machine's, or no port or descriptor is left.
 pub(crate) fn reserve_port(ip: IpAddr) -> Result<Reservation, ReserveError> {
     reserve(ip).map_err(|source| ReserveError { ip, source })
 }
 
 /// Reserves a port on all addresses. If the machine has IPv6, the port is reserved for IPv6 and IPv4 at once, as
 /// TCPStore needs it.
-///
-/// # Errors
-/// No port or descriptor is left.
 pub(crate) fn reserve_any_port() -> Result<Reservation, ReserveError> {
     reserve_port(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| reserve_port(Ipv4Addr::UNSPECIFIED.into()))
 }

@@ -21,26 +21,19 @@ const AGENT_STORE_ENV: &str = "TORCHELASTIC_USE_AGENT_STORE";
 /// A worker's place on its node and in its role. The rest of its place is in its [`Assignment`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LocalPlace<'a> {
-    /// The worker's position on the node, from 0.
     pub local_rank: u32,
-    /// The number of workers on this node.
     pub local_world_size: u32,
-    /// The node's role.
     pub role: &'a str,
     /// The number of workers of the same role on nodes before this one.
     pub role_rank_base: u32,
-    /// The number of workers of the same role in the round.
     pub role_world_size: u32,
 }
 
 /// What is the same for every worker of this agent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NodeFacts<'a> {
-    /// The node's name.
     pub node: &'a str,
-    /// The agent's socket for workers.
     pub socket: &'a Path,
-    /// `--max-restarts` of the job.
     pub max_restarts: u32,
     /// Whether the agent of rank 0's node serves the store at `MASTER_PORT`. If not, worker rank 0 serves it.
     pub agent_store: bool,
@@ -121,22 +114,15 @@ const OMP: &str = "OMP_NUM_THREADS";
      workers"
 )]
 pub(crate) struct NoDevice {
-    /// The worker.
     pub local_rank: u32,
-    /// `CUDA_VISIBLE_DEVICES` or `HIP_VISIBLE_DEVICES`.
     pub variable: &'static str,
-    /// Its value.
     pub list: String,
-    /// How many devices it names.
     pub named: usize,
 }
 
 /// Variables that `--virtual-local-rank` sets with the highest priority: a worker sees only its own device, as device
 /// number 0. As in torch 2.15, a `HIP_VISIBLE_DEVICES` that is not empty takes precedence over `CUDA_VISIBLE_DEVICES`,
 /// and then both are set.
-///
-/// # Errors
-/// The device list that the agent inherited has no entry for this worker.
 pub(crate) fn own_device(
     local_rank: u32,
     inherited: &dyn Fn(&str) -> Option<OsString>,

@@ -28,19 +28,14 @@ const PRINTED: u64 = 64 * 1024;
 
 /// The snapshots to save, and the job that they belong to.
 pub(crate) struct FinalSave {
-    /// The job's store.
     pub store: Arc<dyn Store>,
-    /// The job's keys.
     pub keys: Keys,
-    /// This node.
     pub node: NodeId,
     /// The last round in which this node had a place.
     pub seat: Sealed,
-    /// The snapshots in memory.
     pub left: Left,
 }
 
-/// Why the snapshots were not saved.
 #[derive(Debug, thiserror::Error)]
 enum SaveError {
     #[error("cannot start {program}: {cause}")]

@@ -25,7 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Listed {
     /// The GPU, by NVML's index.
     pub gpu: u32,
-    /// The process id.
     pub pid: u32,
     /// Whether the process exists here. It does not if it is in another pid namespace, or gone.
     pub exists: bool,
@@ -36,9 +35,7 @@ pub(crate) struct Listed {
 /// A process of an earlier round that holds a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Holder {
-    /// The GPU.
     pub gpu: u32,
-    /// The process.
     pub pid: u32,
 }
 

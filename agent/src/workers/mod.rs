@@ -46,7 +46,6 @@ pub(crate) struct WorkersOptions {
     pub count: WorkerCount,
     /// The program that they run.
     pub program: Program,
-    /// Their role.
     pub role: String,
     /// How they are bound to CPUs near their GPUs, if at all.
     pub numa: Option<Affinity>,

@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::guard::{Exit, signal_name};
+use crate::machine::field;
 
 /// torchrun's default.
 const DEFAULT: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
@@ -67,8 +68,7 @@ pub(crate) fn usual() -> Vec<Handled> {
 
 /// The signals among [`LEFT_ALONE`] that a process ignores, by its `/proc/<pid>/status`.
 fn ignored(status: &str) -> Vec<i32> {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let mask = field(status, "SigIgn").and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0);
     LEFT_ALONE.into_iter().filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
 }
 
@@ -80,16 +80,12 @@ pub(crate) fn asks_to_stop(exit: Exit, handled: &[Handled]) -> bool {
     matches!(exit, Exit::Signal { signal, .. } if asks(signal))
 }
 
-/// Watches for signals, from its creation on.
 pub(crate) struct Signals {
     streams: Vec<(Handled, tokio::signal::unix::Signal)>,
 }
 
 impl Signals {
     /// Replaces the default action of these signals. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// The system has no room for a handler.
     pub(crate) fn watch(signals: &[Handled]) -> anyhow::Result<Signals> {
         let stream = |handled: &Handled| {
             let stream = signal(SignalKind::from_raw(handled.0.as_raw()));
@@ -98,7 +94,6 @@ impl Signals {
         Ok(Signals { streams: signals.iter().map(stream).collect::<anyhow::Result<_>>()? })
     }
 
-    /// The next signal.
     pub(crate) async fn next(&mut self) -> Handled {
         std::future::poll_fn(|context| {
             for (handled, stream) in &mut self.streams {

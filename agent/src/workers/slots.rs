@@ -10,25 +10,19 @@ use crate::machine::devices::{self, Gpus};
 /// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WorkerCount {
-    /// This many, at least 1.
     Count(u32),
     /// One for each CPU that this process may run on.
     Cpu,
-    /// One for each visible NVIDIA GPU.
     Gpu,
-    /// One for each Intel GPU.
     Xpu,
     /// As [`WorkerCount::Gpu`] where there is a GPU, else as [`WorkerCount::Cpu`].
     Auto,
 }
 
-/// Why the number cannot be determined.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SlotsError {
-    /// `gpu` on a machine without one.
     #[error("--nproc-per-node=gpu: {0}; check the driver and CUDA_VISIBLE_DEVICES, or give a number, `cpu` or `auto`")]
     NoGpu(String),
-    /// `xpu` on a machine without one.
     #[error(
         "--nproc-per-node=xpu: there is no Intel GPU here: no render node of Intel's is in /dev/dri, or \
          ZE_AFFINITY_MASK names none; give a number, `cpu` or `auto`"
@@ -37,9 +31,6 @@ pub(crate) enum SlotsError {
 }
 
 /// The number of workers. `env` looks up the agent's environment. GPUs are looked up only if they matter.
-///
-/// # Errors
-/// Accelerators were asked for, but there are none, or none is visible.
 pub(crate) fn count<'a>(
     workers: WorkerCount,
     gpus: impl FnOnce() -> &'a Gpus,

@@ -14,29 +14,21 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 
 use crate::machine::cgroups::{self, Version};
+use crate::machine::field;
 
 /// The size in bytes of the blocks that `fstat` counts.
 const BLOCK: u64 = 512;
 
-/// Why a worker gets no memory.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MemoryError {
-    /// The node cannot spare that much.
     #[error(
         "{} MB of memory that outlives a worker are more than this node can spare: {} MB, half of what is free",
         mb(*wanted),
         mb(*spare)
     )]
-    TooMuch {
-        /// How many bytes were asked for.
-        wanted: u64,
-        /// How many bytes the node can spare.
-        spare: u64,
-    },
-    /// A worker asked for what was left, and nothing was.
+    TooMuch { wanted: u64, spare: u64 },
     #[error("no worker of this local rank has left memory on this node")]
     Nothing,
-    /// The kernel refuses.
     #[error("cannot get memory that outlives a worker: {0}")]
     Kernel(#[from] io::Error),
 }
@@ -57,7 +49,6 @@ pub(crate) struct Memories {
 /// Memory that can be saved after its worker has ended.
 #[derive(Debug, Clone)]
 pub struct Left {
-    /// The memory.
     pub file: Arc<OwnedFd>,
     /// The command line that saves it.
     pub command: Vec<String>,
@@ -97,9 +88,6 @@ impl Memories {
 
     /// Lends a worker a file in memory. If the worker already has a file of this size, it gets the same file. Otherwise
     /// it gets a new file, whose size no process can change. `spare` is how many bytes the node can spare.
-    ///
-    /// # Errors
-    /// 0 bytes were asked for, the node cannot spare that much, or the kernel refuses.
     pub(crate) fn lend(&mut self, local_rank: u32, bytes: u64, spare: u64) -> Result<Arc<OwnedFd>, MemoryError> {
         if bytes == 0 {
             return Err(MemoryError::Nothing);
@@ -119,9 +107,6 @@ impl Memories {
     }
 
     /// Lends a worker the file that was left for it, and its size in bytes.
-    ///
-    /// # Errors
-    /// There is none.
     pub(crate) fn lend_left(&self, local_rank: u32) -> Result<(Arc<OwnedFd>, u64), MemoryError> {
         let left = self.lent.get(&local_rank).ok_or(MemoryError::Nothing)?;
         Ok((Arc::clone(left), fstat(left).map_err(io::Error::from)?.st_size as u64))
@@ -147,17 +132,15 @@ fn sealed(bytes: u64) -> io::Result<OwnedFd> {
 /// How many bytes this node can spare now: half of the free memory. This is the memory that is free on the host, or in
 /// one of the cgroups that this process is in, whichever is least.
 pub(crate) fn spare() -> u64 {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let host = available(&read("/proc/meminfo")).unwrap_or(0);
-    let groups = cgroups::find("memory", &read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+    let host = available(&fs::read_to_string("/proc/meminfo").unwrap_or_default()).unwrap_or(0);
+    let groups = cgroups::own("memory", Path::new("/"));
     let rooms = groups.iter().flat_map(|group| group.upwards().filter_map(|directory| room(group.version, directory)));
     rooms.fold(host, u64::min) / 2
 }
 
 /// The kernel's estimate of what can be used without swapping, from `/proc/meminfo`.
 fn available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    Some(field(meminfo, "MemAvailable")?.strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
 /// How many bytes are left up to a cgroup's limit, if it has one. Cached files count as free, because the kernel gives

@@ -23,9 +23,6 @@ pub(crate) enum WarmedUp {
 }
 
 /// Starts the workers before the node joins, and waits until all are ready, or are stopped within `grace`.
-///
-/// # Errors
-/// The guard is lost, so nothing can be started any more.
 pub(crate) async fn warm_up(
     local: &mut WorkersLifecycle,
     grace: Duration,

@@ -4,11 +4,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// The budget is used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the store's memory budget of {limit} bytes is used up")]
 pub(crate) struct Full {
-    /// The budget.
     pub limit: usize,
 }
 
@@ -30,15 +28,11 @@ impl Account {
         Account { used: Rc::clone(&self.used), limit: self.limit.saturating_add(self.limit / 8) }
     }
 
-    /// Bytes in use.
     pub(crate) fn used(&self) -> usize {
         self.used.get()
     }
 
-    /// Takes this many bytes.
-    ///
-    /// # Errors
-    /// There are not that many left. Then none are taken.
+    /// Takes this many bytes. If there are fewer left, none are taken.
     pub(crate) fn take(&self, bytes: usize) -> Result<(), Full> {
         let after = self.used().saturating_add(bytes);
         if after > self.limit {
@@ -75,24 +69,17 @@ impl Drop for Data {
 }
 
 impl Value {
-    /// A copy of `bytes`.
-    ///
-    /// # Errors
-    /// There is no room for it.
     pub(crate) fn new(bytes: &[u8], account: &Account) -> Result<Value, Full> {
         account.take(bytes.len())?;
         Ok(Value { data: Rc::new(Data { bytes: bytes.to_vec(), charged: bytes.len(), account: account.clone() }) })
     }
 
-    /// Its bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.data.bytes
     }
 
-    /// Becomes a copy of `bytes`. Answers that are not sent yet keep the old value.
-    ///
-    /// # Errors
-    /// There is no room. The value stays unchanged.
+    /// Becomes a copy of `bytes`. Answers that are not sent yet keep the old value. If there is no room, the value
+    /// stays unchanged.
     pub(crate) fn replace(&mut self, bytes: &[u8]) -> Result<(), Full> {
         match Rc::get_mut(&mut self.data) {
             // The bytes are replaced in place, because the new value is no larger than the room that is charged.
@@ -105,10 +92,8 @@ impl Value {
         Ok(())
     }
 
-    /// Appends `bytes`. Answers that are not sent yet keep the old value.
-    ///
-    /// # Errors
-    /// There is no room. The value stays unchanged.
+    /// Appends `bytes`. Answers that are not sent yet keep the old value. If there is no room, the value stays
+    /// unchanged.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), Full> {
         let whole = self.data.bytes.len() + bytes.len();
         if Rc::get_mut(&mut self.data).is_none() {

@@ -88,7 +88,6 @@ async fn at(address: SocketAddr, known: &Known) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::sync::mpsc;
 
     use elastic_rendezvous::job::JobSecret;
@@ -96,27 +95,13 @@ mod tests {
 
     use super::*;
 
-    /// A log whose lines a test receives.
-    struct Log(mpsc::Sender<String>);
-
-    impl Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.send(String::from_utf8_lossy(bytes).into_owned()).map_err(io::Error::other)?;
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_host_that_is_not_let_in_says_so_once() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let store = Endpoint { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
         let known = Known { secret: JobSecret::of([7; JobSecret::LENGTH]), job: "job".into(), round: 1 };
         let (log, said) = mpsc::channel();
-        let subscriber = tracing_subscriber::fmt().with_writer(move || Log(log.clone())).finish();
-        let _told = tracing::subscriber::set_default(subscriber);
+        let _told = tracing::subscriber::set_default(crate::log_to(log));
         let _introduction = Introduction::begin(store, known);
         let mut lines = Vec::new();
         let begun = Instant::now();

@@ -38,13 +38,10 @@ pub(crate) enum StoreHost {
     Workers,
 }
 
-/// Why a round's store cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
-    /// The system's error.
     #[error("cannot serve the workers' store: {0}; are there descriptors and threads left?")]
     System(#[from] io::Error),
-    /// No port could be offered for this round. The log said why at that time.
     #[error("this node has rank 0, but could not open a port for it; are there descriptors left?")]
     NoPort,
 }
@@ -103,12 +100,10 @@ impl Rank0Port {
         }
     }
 
-    /// Whether the agent serves the store.
     pub(crate) fn is_agent(&self) -> bool {
         matches!(self.host, StoreHost::Agent(_))
     }
 
-    /// The port offered last.
     pub(crate) fn latest(&self) -> watch::Receiver<Option<Endpoint>> {
         self.endpoint.subscribe()
     }
@@ -138,9 +133,6 @@ impl Rank0Port {
 
     /// Begins a round. The previous round is over on all nodes. Serves the round's store if `rank_0` is on this node.
     /// With `members` it serves only the hosts of nodes, and this node introduces its own to it, at `store`.
-    ///
-    /// # Errors
-    /// There are no descriptors or threads left to serve with, or no port was offered.
     pub(crate) fn begin(
         &mut self,
         round: u64,
@@ -164,7 +156,6 @@ impl Rank0Port {
         Ok(())
     }
 
-    /// A round is forming.
     pub(crate) fn forming(&mut self, round: u64) {
         self.introduction = None;
         // Once a round has formed, all members of the previous round have stopped. So a forming round means that all

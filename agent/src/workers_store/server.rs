@@ -45,7 +45,7 @@ impl Default for WorkersStoreLimits {
     }
 }
 
-/// What a connection itself costs in the budget, in bytes.
+/// What a connection itself costs in the budget.
 const CONNECTION: usize = 512;
 /// Most bytes held of a first request. torch's first request is always smaller: it waits for the others or pings.
 const FIRST_REQUEST: usize = 128 * 1024;
@@ -62,6 +62,9 @@ const BREATH: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How many offenders the log names.
 const NAMED: u32 = 8;
 
+const NOT_INTRODUCED: &str = "no agent of this round has introduced that host; if workers have a network of their own, \
+                              as in a container, give --rdzv-conf workers_store_open=true";
+
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 
@@ -75,9 +78,6 @@ pub struct TcpStore {
 impl TcpStore {
     /// Serves an empty store on a listening socket. Clients that connected before and are already gone leave nothing
     /// behind. With `members` it serves only hosts whose agent introduces itself.
-    ///
-    /// # Errors
-    /// The kernel has no descriptor or thread left.
     pub fn serve(listener: TcpListener, limits: WorkersStoreLimits, members: Option<Known>) -> io::Result<TcpStore> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -189,7 +189,6 @@ struct Server {
     _stop: OwnedFd,
     listener: TcpListener,
     accepting: bool,
-    /// Connections at once.
     most: usize,
     clients: Clients,
     free: Vec<u32>,
@@ -208,18 +207,16 @@ struct Server {
     complaints: u32,
 }
 
-/// Why a connection ends.
 enum Ending {
     /// The client closed it, or the network failed.
     Gone,
-    Broken(Violation),
-    /// It has sent no complete request yet, and has used up what is allowed before one.
-    Stranger(&'static str),
+    /// The client has broken the protocol or a limit.
+    Offence(String),
 }
 
 impl<E: Into<Violation>> From<E> for Ending {
     fn from(error: E) -> Ending {
-        Ending::Broken(error.into())
+        Ending::Offence(error.into().to_string())
     }
 }
 
@@ -237,7 +234,7 @@ impl Server {
                 }
             }
             if !self.accepting && events.is_empty() {
-                self.accept_again();
+                self.set_accepting(true);
             }
             for event in events.drain(..) {
                 match event.data.u64() {
@@ -250,7 +247,6 @@ impl Server {
         }
     }
 
-    /// How long the thread may wait. `None` means without limit.
     fn timeout(&self) -> Option<Timespec> {
         let breath = (!self.accepting).then_some(BREATH);
         let whole = self.begun.first().map(|&(by, _)| by.since(elastic_store::clock::now()));
@@ -267,12 +263,9 @@ impl Server {
             if let Some(connection) = self.clients.slots[slot as usize].take() {
                 let why = match connection.entry {
                     Entry::Served => "its first request takes too long",
-                    _ => {
-                        "no agent of this round has introduced that host; if workers have a network of their own, as \
-                         in a container, give --rdzv-conf workers_store_open=true"
-                    }
+                    _ => NOT_INTRODUCED,
                 };
-                self.close(slot, connection, Ending::Stranger(why));
+                self.close(slot, connection, Ending::Offence(why.to_owned()));
             }
         }
     }
@@ -284,7 +277,7 @@ impl Server {
                     return;
                 }
                 if !self.make_room() {
-                    return self.pause();
+                    return self.set_accepting(false);
                 }
             }
             let socket = match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -294,7 +287,7 @@ impl Server {
                 Err(Errno::CONNABORTED | Errno::INTR) => continue,
                 Err(error) => {
                     self.complain(|| format!("the workers' store takes no new connections for a moment: {error}"));
-                    return self.pause();
+                    return self.set_accepting(false);
                 }
             };
             self.welcome(socket);
@@ -313,8 +306,7 @@ impl Server {
         keep_alive(&socket)?;
         self.account.take(CONNECTION).map_err(io::Error::other)?;
         let slot = self.free.pop().unwrap_or(self.clients.slots.len() as u32);
-        let interest = EventFlags::IN;
-        let known = epoll::add(&self.epoll, &socket, EventData::new_u64(slot.into()), interest);
+        let known = epoll::add(&self.epoll, &socket, EventData::new_u64(slot.into()), EventFlags::IN);
         if slot as usize == self.clients.slots.len() {
             self.clients.slots.push(None);
         }
@@ -334,7 +326,7 @@ impl Server {
             decoder: Decoder::default(),
             charged: CONNECTION,
             output: Output::new(self.account.clone()),
-            interest,
+            interest: EventFlags::IN,
         }));
         Ok(())
     }
@@ -345,22 +337,17 @@ impl Server {
 
     fn make_room(&mut self) -> bool {
         let Some(&(_, slot)) = self.strangers.first() else { return false };
-        let connection = self.clients.slots[slot as usize].take();
-        if let Some(connection) = connection {
+        if let Some(connection) = self.clients.slots[slot as usize].take() {
             self.close(slot, connection, Ending::Gone);
         }
         true
     }
 
-    /// Pauses accepting, because the listener would report the same error again and again.
-    fn pause(&mut self) {
-        let none = EventFlags::empty();
-        self.accepting = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), none).is_err();
-    }
-
-    fn accept_again(&mut self) {
-        let modified = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), EventFlags::IN);
-        self.accepting = modified.is_ok();
+    /// Pauses accepting or ends the pause. Without a pause, the listener would report the same error again and again.
+    fn set_accepting(&mut self, accepting: bool) {
+        let interest = if accepting { EventFlags::IN } else { EventFlags::empty() };
+        let set = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), interest).is_ok();
+        self.accepting = accepting == set;
     }
 
     fn serve(&mut self, slot: u32, flags: EventFlags, chunk: &mut [u8]) {
@@ -404,7 +391,7 @@ impl Server {
         self.hear(slot, connection, &chunk[..count])?;
         if connection.stranger.is_some() && connection.held() > 0 {
             if connection.held() > FIRST_REQUEST {
-                return Err(Ending::Stranger("its first request is too long"));
+                return Err(Ending::Offence("its first request is too long".into()));
             }
             let by = *connection.whole_by.get_or_insert_with(|| elastic_store::clock::now() + self.first_request);
             self.begun.insert((by, slot));
@@ -430,12 +417,11 @@ impl Server {
             }
             Turn::Admit => {
                 connection.output.push(Reply::Byte(ADMITTED)).map_err(Violation::from)?;
-                let open =
-                    self.clients.slots.iter().enumerate().filter_map(|(slot, open)| Some((slot, open.as_ref()?)));
-                let waiting = open.filter(|(_, open)| open.entry.is_held() && host(open) == from);
-                self.let_in.extend(waiting.map(|(slot, _)| slot as u32));
+                let waits = |open: &Connection| open.entry.is_held() && host(open) == from;
+                let slots = self.clients.slots.iter().zip(0..);
+                self.let_in.extend(slots.filter(|(open, _)| open.as_deref().is_some_and(waits)).map(|(_, slot)| slot));
             }
-            Turn::Refuse => return Err(Ending::Stranger("it does not know the job's secret")),
+            Turn::Refuse => return Err(Ending::Offence("it does not know the job's secret".into())),
         }
         Ok(())
     }
@@ -491,19 +477,14 @@ impl Server {
         if let Some(by) = connection.whole_by {
             self.begun.remove(&(by, slot));
         }
-        let why = match ending {
-            Ending::Gone => None,
-            Ending::Broken(violation) => Some(violation.to_string()),
-            Ending::Stranger(why) => Some(why.to_owned()),
-        };
-        if let Some(why) = why {
-            let peer = connection.peer.map_or_else(|| "a client".to_owned(), |peer| peer.to_string());
-            self.complain(|| format!("closed a connection to the workers' store, from {peer}: {why}"));
+        if let Ending::Offence(why) = ending {
+            let peer = connection.peer.map(|peer| format!(", from {peer}")).unwrap_or_default();
+            self.complain(|| format!("closed a connection to the workers' store{peer}: {why}"));
         }
         self.free.push(slot);
         drop(connection);
         if !self.accepting {
-            self.accept_again();
+            self.set_accepting(true);
         }
     }
 

@@ -22,18 +22,14 @@ pub(crate) const CANCELED: u8 = 1;
 /// What an entry costs in addition to its bytes: table, headers, allocator.
 const ENTRY: usize = 128;
 
-/// A connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Client(pub u32);
 
 /// A part of an answer. One request may have several parts.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
-    /// One byte.
     Byte(u8),
-    /// A number of 4 bytes.
     U32(u32),
-    /// A number of 8 bytes.
     I64(i64),
     /// A length of 8 bytes and that many bytes.
     Value(Value),
@@ -44,13 +40,10 @@ pub(crate) enum Reply {
 /// Why a request ends its connection. torch's server ends it, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Violation {
-    /// The bytes are no request.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// There is no room.
     #[error(transparent)]
     Full(#[from] Full),
-    /// ADD or BARRIER on a key whose value is not a number that can be added to.
     #[error("the key holds no number that this one can be added to")]
     NotANumber,
 }
@@ -92,11 +85,7 @@ impl State {
     }
 
     /// Carries out a request. `reply` gets the answers in order, including those to other clients that the request
-    /// wakes.
-    ///
-    /// # Errors
-    /// The request cannot be carried out, and its connection must be closed. Some pairs of a MULTI_SET may have been
-    /// set.
+    /// wakes. After an error the connection must be closed; some pairs of a MULTI_SET may have been set.
     pub(crate) fn apply(
         &mut self,
         client: Client,

@@ -14,24 +14,17 @@ pub(crate) const MAGIC: u32 = 0x3C85_F7CE;
 
 /// The longest key, including torch's own prefix.
 pub(crate) const MAX_KEY: u64 = 8 * 1024;
-/// Longest value.
 pub(crate) const MAX_VALUE: u64 = 8 * 1024 * 1024;
-/// Most keys of one request.
 pub(crate) const MAX_KEYS: u64 = 128 * 1024;
 
-/// Why a connection's bytes are not valid requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
-    /// The client's dialect has no such operation.
     #[error("operation {0} is unknown")]
     Operation(u8),
-    /// A key longer than torch's server takes.
     #[error("a key of {0} bytes: {MAX_KEY} is the most")]
     Key(u64),
-    /// A value longer than torch's server takes.
     #[error("a value of {0} bytes: {MAX_VALUE} is the most")]
     Value(u64),
-    /// More keys than torch's server takes.
     #[error("a request of {0} keys: {MAX_KEYS} is the most")]
     Keys(u64),
 }
@@ -85,33 +78,10 @@ pub(crate) struct Strings<'a> {
 }
 
 impl<'a> Strings<'a> {
-    /// All strings, in order.
     pub(crate) fn iter(self) -> impl Iterator<Item = &'a [u8]> {
         let mut fields = Fields { rest: self.framed };
         std::iter::from_fn(move || (!fields.rest.is_empty()).then(|| fields.string()))
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Op {
-    Ping,
-    Set,
-    CompareSet,
-    Get,
-    Add,
-    Check,
-    Wait,
-    CancelWait,
-    NumKeys,
-    Delete,
-    Append,
-    MultiGet,
-    MultiSet,
-    QueuePush,
-    QueuePop,
-    QueueLen,
-    ListKeys,
-    Barrier,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -130,74 +100,56 @@ enum Dialect {
     Old,
 }
 
+/// What follows the first byte of a message, and the request that it makes.
+#[derive(Debug)]
+struct Op {
+    fields: &'static [Field],
+    /// Whether a count comes first, and the fields repeat as often as it says.
+    is_counted: bool,
+    request: for<'a> fn(&mut Fields<'a>) -> Request<'a>,
+}
+
+const fn one(fields: &'static [Field], request: for<'a> fn(&mut Fields<'a>) -> Request<'a>) -> Op {
+    Op { fields, is_counted: false, request }
+}
+
+const fn many(fields: &'static [Field], request: for<'a> fn(&mut Fields<'a>) -> Request<'a>) -> Op {
+    Op { fields, is_counted: true, request }
+}
+
+use Field::{Int32, Int64, Key, Value};
+
+/// All operations, by their numbers since torch 2.1, which begin with 1.
+static OPS: [Op; 18] = [
+    one(&[Key, Value], |f| Request::Set { key: f.string(), value: f.string() }),
+    one(&[Key, Value, Value], |f| Request::CompareSet { key: f.string(), expected: f.string(), desired: f.string() }),
+    one(&[Key], |f| Request::Get { key: f.string() }),
+    one(&[Key, Int64], |f| Request::Add { key: f.string(), amount: i64::from_le_bytes(f.array()) }),
+    many(&[Key], |f| Request::Check { keys: f.strings() }),
+    many(&[Key], |f| Request::Wait { keys: f.strings() }),
+    one(&[], |_| Request::NumKeys),
+    one(&[Key], |f| Request::Delete { key: f.string() }),
+    one(&[Key, Value], |f| Request::Append { key: f.string(), value: f.string() }),
+    many(&[Key], |f| Request::MultiGet { keys: f.strings() }),
+    many(&[Key, Value], |f| Request::MultiSet { pairs: f.strings() }),
+    one(&[], |_| Request::CancelWait),
+    one(&[Int32], |f| Request::Ping { nonce: u32::from_le_bytes(f.array()) }),
+    one(&[Key, Value], |f| Request::QueuePush { key: f.string(), value: f.string() }),
+    one(&[Key], |f| Request::QueuePop { key: f.string() }),
+    one(&[Key], |f| Request::QueueLen { key: f.string() }),
+    one(&[], |_| Request::ListKeys),
+    one(&[Key, Int64], |f| Request::Barrier { key: f.string(), world: i64::from_le_bytes(f.array()) }),
+];
+
 impl Op {
-    fn read(dialect: Dialect, byte: u8) -> Result<Op, Malformed> {
-        Ok(match (dialect, byte) {
-            (Dialect::Validated, 1) | (Dialect::Old, 0) => Op::Set,
-            (Dialect::Validated, 2) | (Dialect::Old, 1) => Op::CompareSet,
-            (Dialect::Validated, 3) | (Dialect::Old, 2) => Op::Get,
-            (Dialect::Validated, 4) | (Dialect::Old, 3) => Op::Add,
-            (Dialect::Validated, 5) | (Dialect::Old, 4) => Op::Check,
-            (Dialect::Validated, 6) | (Dialect::Old, 5) => Op::Wait,
-            (Dialect::Validated, 7) | (Dialect::Old, 6) => Op::NumKeys,
-            (_, 8) => Op::Delete,
-            (Dialect::Validated, 9) => Op::Append,
-            (Dialect::Validated, 10) => Op::MultiGet,
-            (Dialect::Validated, 11) => Op::MultiSet,
-            (Dialect::Validated, 12) => Op::CancelWait,
-            (Dialect::Validated, 13) => Op::Ping,
-            (Dialect::Validated, 14) => Op::QueuePush,
-            (Dialect::Validated, 15) => Op::QueuePop,
-            (Dialect::Validated, 16) => Op::QueueLen,
-            (Dialect::Validated, 17) => Op::ListKeys,
-            (Dialect::Validated, 18) => Op::Barrier,
+    fn read(dialect: Dialect, byte: u8) -> Result<&'static Op, Malformed> {
+        let place = match (dialect, byte) {
+            // The old dialect numbers these from 0. It has DELETE as number 8, and nothing after it.
+            (Dialect::Old, 0..=6) => byte,
+            (Dialect::Validated, 1..) | (Dialect::Old, 8) => byte - 1,
             _ => return Err(Malformed::Operation(byte)),
-        })
-    }
-
-    /// The operation's fields. For a counted operation they repeat as often as the count says.
-    fn fields(self) -> &'static [Field] {
-        use Field::{Int32, Int64, Key, Value};
-        match self {
-            Op::Ping => &[Int32],
-            Op::Set | Op::Append | Op::QueuePush | Op::MultiSet => &[Key, Value],
-            Op::CompareSet => &[Key, Value, Value],
-            Op::Get | Op::Delete | Op::QueuePop | Op::QueueLen | Op::Check | Op::Wait | Op::MultiGet => &[Key],
-            Op::Add | Op::Barrier => &[Key, Int64],
-            Op::CancelWait | Op::NumKeys | Op::ListKeys => &[],
-        }
-    }
-
-    fn is_counted(self) -> bool {
-        matches!(self, Op::Check | Op::Wait | Op::MultiGet | Op::MultiSet)
-    }
-
-    /// Parses a whole message, given without its first byte.
-    fn request(self, message: &[u8]) -> Request<'_> {
-        let strings = || Strings { framed: message.get(8..).unwrap_or_default() };
-        let mut fields = Fields { rest: message };
-        match self {
-            Op::Ping => Request::Ping { nonce: u32::from_le_bytes(fields.array()) },
-            Op::Set => Request::Set { key: fields.string(), value: fields.string() },
-            Op::CompareSet => {
-                Request::CompareSet { key: fields.string(), expected: fields.string(), desired: fields.string() }
-            }
-            Op::Get => Request::Get { key: fields.string() },
-            Op::Add => Request::Add { key: fields.string(), amount: i64::from_le_bytes(fields.array()) },
-            Op::Check => Request::Check { keys: strings() },
-            Op::Wait => Request::Wait { keys: strings() },
-            Op::CancelWait => Request::CancelWait,
-            Op::NumKeys => Request::NumKeys,
-            Op::Delete => Request::Delete { key: fields.string() },
-            Op::Append => Request::Append { key: fields.string(), value: fields.string() },
-            Op::MultiGet => Request::MultiGet { keys: strings() },
-            Op::MultiSet => Request::MultiSet { pairs: strings() },
-            Op::QueuePush => Request::QueuePush { key: fields.string(), value: fields.string() },
-            Op::QueuePop => Request::QueuePop { key: fields.string() },
-            Op::QueueLen => Request::QueueLen { key: fields.string() },
-            Op::ListKeys => Request::ListKeys,
-            Op::Barrier => Request::Barrier { key: fields.string(), world: i64::from_le_bytes(fields.array()) },
-        }
+        };
+        OPS.get(usize::from(place)).ok_or(Malformed::Operation(byte))
     }
 }
 
@@ -219,12 +171,17 @@ impl<'a> Fields<'a> {
         self.rest = rest;
         string
     }
+
+    /// The strings of an operation with a count.
+    fn strings(&mut self) -> Strings<'a> {
+        Strings { framed: self.rest.get(8..).unwrap_or_default() }
+    }
 }
 
 /// How far the current message was scanned. No byte is scanned twice, however the bytes arrive.
 #[derive(Debug, Clone, Copy)]
 struct Scan {
-    op: Op,
+    op: &'static Op,
     /// The offset at which the next field begins.
     at: usize,
     /// Index of that field.
@@ -234,8 +191,8 @@ struct Scan {
 }
 
 impl Scan {
-    fn new(op: Op) -> Scan {
-        Scan { op, at: 1, field: 0, groups: (!op.is_counted()).then_some(1) }
+    fn new(op: &'static Op) -> Scan {
+        Scan { op, at: 1, field: 0, groups: (!op.is_counted).then_some(1) }
     }
 
     /// The message's length, once the whole message has arrived.
@@ -255,7 +212,7 @@ impl Scan {
                 count
             }
         };
-        let fields = self.op.fields();
+        let fields = self.op.fields;
         while groups > 0 {
             self.groups = Some(groups);
             while let Some(field) = fields.get(self.field) {
@@ -295,9 +252,6 @@ pub(crate) struct Decoder {
 impl Decoder {
     /// Takes the next bytes and hands every request that they complete to `each`. After an error the connection cannot
     /// be used any more.
-    ///
-    /// # Errors
-    /// The first invalid request, or the first error of `each`.
     pub(crate) fn feed<E: From<Malformed>>(
         &mut self,
         bytes: &[u8],
@@ -319,7 +273,6 @@ impl Decoder {
         Ok(())
     }
 
-    /// Bytes held.
     pub(crate) fn held(&self) -> usize {
         self.held.capacity()
     }
@@ -350,7 +303,7 @@ impl Decoder {
                 self.scan = Some(scan);
                 break;
             };
-            each(scan.op.request(&message[1..end]))?;
+            each((scan.op.request)(&mut Fields { rest: &message[1..end] }))?;
             used += end;
         }
         Ok(used)

@@ -178,7 +178,7 @@ async fn a_guard_that_is_frozen_is_an_error_and_blocks_nobody(mut agent: Agent) 
     let guard = Pid::from_raw(agent.guard_pid).unwrap();
     rustix::process::kill_process(guard, Signal::STOP).unwrap();
     let error = (0..100_000).find_map(|_| agent.guard.set_deadline(None).err()).expect("a full socket");
-    assert!(matches!(error, GuardClientError::GuardStuck { pid } if pid == guard.as_raw_pid()), "{error}");
+    assert!(matches!(error, GuardClientError::GuardStuck(pid) if pid == guard.as_raw_pid()), "{error}");
     // The guard continues where it was stopped.
     rustix::process::kill_process(guard, Signal::CONT).unwrap();
     while agent.guard.set_deadline(None).is_err() {

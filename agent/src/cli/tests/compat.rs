@@ -3,11 +3,6 @@
 
 use super::*;
 
-fn as_(dialect: Dialect, line: &str, env: &[(&str, &str)]) -> Result<Options, Stop> {
-    let look = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value));
-    parse(dialect, line.split_whitespace().map(OsString::from), &look, FRESH)
-}
-
 fn torchrun(line: &str) -> Options {
     as_(Dialect::Torchrun, line, &[]).unwrap_or_else(|stop| panic!("{line}: {stop}"))
 }

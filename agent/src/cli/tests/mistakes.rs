@@ -186,7 +186,7 @@ fn mistakes_in_variables_name_the_variable() {
 
 #[test]
 fn values_that_would_break_a_terminal_are_escaped() {
-    let text = match run_os(vec!["--rdzv-backend=a\nb\u{1b}[2J".into(), "t".into()], &[]) {
+    let text = match run_os(vec!["--rdzv-backend=a\nb\u{1b}[2J".into(), "t".into()]) {
         Err(stop) => stop.to_string(),
         Ok(options) => panic!("{options:?}"),
     };

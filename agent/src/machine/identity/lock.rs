@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
@@ -22,11 +22,9 @@ const MOST_REPLACEMENTS: u32 = 10;
 /// distinguished from an agent whose guard is still ending its processes. The lock itself decides who holds the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Holder {
-    /// Its process id.
     pub pid: u32,
     /// When it started, in clock ticks since boot. This tells it from a later process with the same pid.
     start: u64,
-    /// Its incarnation.
     pub incarnation: Uuid,
 }
 
@@ -65,43 +63,29 @@ fn start_time(pid: u32) -> Option<u64> {
     (!process.is_zombie()).then_some(process.started)
 }
 
-/// A locked name. It stays locked until this descriptor and all its duplicates are closed.
-#[derive(Debug)]
-pub(super) struct NameLock {
-    fd: OwnedFd,
-}
-
 /// The result of one try to lock a name.
 #[derive(Debug)]
 pub(super) enum Attempt {
-    Locked(NameLock),
+    /// The name stays locked until this descriptor and all its duplicates are closed.
+    Locked(OwnedFd),
     /// The lock is held. The holder is known if its text in the file can be read.
     Held(Option<Holder>),
 }
 
-impl NameLock {
-    /// Tries once, without waiting.
-    pub(super) fn attempt(directory: &Directory, name: &str, incarnation: Uuid) -> Result<Attempt, IdentityError> {
-        let file_name = file_name(name);
-        let path = directory.path.join(&file_name);
-        for _ in 0..MOST_REPLACEMENTS {
-            match once(directory, &file_name, incarnation) {
-                Ok(Some(attempt)) => return Ok(attempt),
-                Ok(None) => {}
-                Err(error) => return Err(refuse(&path, error.to_string())),
-            }
+/// Tries once to lock a name, without waiting.
+pub(super) fn attempt(directory: &Directory, name: &str, incarnation: Uuid) -> Result<Attempt, IdentityError> {
+    let file_name = file_name(name);
+    let path = directory.path.join(&file_name);
+    for _ in 0..MOST_REPLACEMENTS {
+        match once(directory, &file_name, incarnation) {
+            Ok(Some(attempt)) => return Ok(attempt),
+            Ok(None) => {}
+            Err(error) => return Err(refuse(&path, error.to_string())),
         }
-        Err(refuse(&path, "the file is deleted again and again".into()))
     }
+    Err(refuse(&path, "the file is deleted again and again".into()))
 }
 
-impl AsFd for NameLock {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-/// The file that holds a name's lock.
 pub(super) fn file_name(name: &str) -> String {
     format!("{name}.lock")
 }
@@ -129,7 +113,7 @@ fn once(directory: &Directory, file_name: &str, incarnation: Uuid) -> io::Result
     let holder = Holder::this_process(incarnation);
     file.set_len(0)?;
     file.write_all_at(format!("{} {} {}\n", holder.pid, holder.start, holder.incarnation).as_bytes(), 0)?;
-    Ok(Some(Attempt::Locked(NameLock { fd: file.into() })))
+    Ok(Some(Attempt::Locked(file.into())))
 }
 
 fn read_holder(file: &File) -> Option<Holder> {

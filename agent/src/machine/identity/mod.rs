@@ -14,14 +14,14 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use uuid::Uuid;
 
+use lock::Attempt;
 pub(crate) use lock::Holder;
-use lock::{Attempt, NameLock};
 pub(crate) use runtime::RuntimeDir;
 
 /// How long an agent waits for its predecessor's processes to be gone.
@@ -34,55 +34,22 @@ const RETRY: Duration = Duration::from_millis(20);
 /// Why an agent could not get an identity.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
-    /// Another agent holds the name.
     #[error(
         "node name `{name}` is in use on this host: {holder} still holds it after {waited:?}; if the agent was started \
          twice by mistake, end one, else give this one another --node-name"
     )]
-    NameHeld {
-        /// The name.
-        name: String,
-        /// The agent that holds the name.
-        holder: String,
-        /// How long it was waited for.
-        waited: Duration,
-    },
-    /// Every slot of the host's name is taken.
+    NameHeld { name: String, holder: String, waited: Duration },
     #[error("all of {host} to {host}-{MOST_SLOTS} are held by agents of this job; give this one a --node-name")]
-    NoFreeSlot {
-        /// The host's name.
-        host: String,
-    },
-    /// There is no safe place for lock files.
+    NoFreeSlot { host: String },
     #[error(
         "runtime directory {}: {cause}; set XDG_RUNTIME_DIR to a directory that only this user can write",
         path.display()
     )]
-    Runtime {
-        /// The directory, or the file in it.
-        path: PathBuf,
-        /// What is wrong with it.
-        cause: String,
-    },
-    /// The kernel does not say which boot this is.
+    Runtime { path: PathBuf, cause: String },
     #[error("read /proc/sys/kernel/random/boot_id: {0}; the agent needs /proc")]
     BootId(io::Error),
 }
 
-/// The request for an identity.
-#[derive(Debug, Clone)]
-pub(crate) struct NameRequest<'a> {
-    /// The job's id. Each job has its own names.
-    pub job: &'a str,
-    /// `--node-name`. Without it the agent takes the first free slot of the host's name.
-    pub node_name: Option<&'a str>,
-    /// Where lock files are kept.
-    pub runtime: RuntimeDir,
-    /// How long to wait for a predecessor, usually [`PATIENCE`].
-    pub patience: Duration,
-}
-
-/// How names of sockets end.
 const SOCKET: &str = ".sock";
 
 /// This node's identity. Dropping it gives up the name, unless a duplicate of the lock's descriptor is still open.
@@ -90,15 +57,13 @@ const SOCKET: &str = ".sock";
 pub(crate) struct NodeIdentity {
     /// The node's name, unique in the job on this machine.
     pub name: String,
-    /// This agent process.
     pub incarnation: Uuid,
     /// The machine's id: `/etc/machine-id`, or an id made of the boot's id where there is none.
     pub machine_id: String,
-    /// The machine's current boot.
     pub boot_id: String,
     /// The host's name, to show to people.
     pub host: String,
-    lock: NameLock,
+    lock: OwnedFd,
     directory: PathBuf,
 }
 
@@ -110,19 +75,22 @@ impl fmt::Display for NodeIdentity {
 }
 
 impl NodeIdentity {
-    /// Takes a name and locks it. While a predecessor of the same name ends, this blocks for at most the claim's
-    /// patience. If no name is given, it blocks for at most that long at each slot.
-    ///
-    /// # Errors
-    /// The name is held, or there is no safe place for its lock.
-    pub(crate) fn claim(claim: &NameRequest<'_>) -> Result<NodeIdentity, IdentityError> {
+    /// Takes a name in this job and locks it: `name`, or without it the first free slot of the host's name. While a
+    /// predecessor of the same name ends, this blocks for at most `patience`, usually [`PATIENCE`]. Without a name, it
+    /// blocks for at most that long at each slot.
+    pub(crate) fn claim(
+        job: &str,
+        name: Option<&str>,
+        runtime: &RuntimeDir,
+        patience: Duration,
+    ) -> Result<NodeIdentity, IdentityError> {
         let boot_id = boot_id()?;
         let host = hostname();
         let incarnation = Uuid::new_v4();
-        let directory = claim.runtime.open(claim.job)?;
-        let (name, lock) = match claim.node_name {
-            Some(name) => (name.to_owned(), named(&directory, name, incarnation, claim.patience)?),
-            None => first_free(&directory, &host_node_name(), incarnation, claim.patience)?,
+        let directory = runtime.open(job)?;
+        let (name, lock) = match name {
+            Some(name) => (name.to_owned(), named(&directory, name, incarnation, patience)?),
+            None => first_free(&directory, &host_node_name(), incarnation, patience)?,
         };
         let machine_id = machine_id(&[Path::new("/etc/machine-id"), Path::new("/var/lib/dbus/machine-id")], &boot_id);
         Ok(NodeIdentity { name, incarnation, machine_id, boot_id, host, lock, directory: directory.path })
@@ -168,7 +136,7 @@ impl NodeIdentity {
     }
 }
 
-/// This host's name.
+/// The host name of this machine.
 pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -183,7 +151,7 @@ fn named(
     name: &str,
     incarnation: Uuid,
     patience: Duration,
-) -> Result<NameLock, IdentityError> {
+) -> Result<OwnedFd, IdentityError> {
     match wait(directory, name, incarnation, patience, |_| true)? {
         Attempt::Locked(lock) => Ok(lock),
         Attempt::Held(holder) => Err(IdentityError::NameHeld {
@@ -202,7 +170,7 @@ fn first_free(
     host: &str,
     incarnation: Uuid,
     patience: Duration,
-) -> Result<(String, NameLock), IdentityError> {
+) -> Result<(String, OwnedFd), IdentityError> {
     for slot in 1..=MOST_SLOTS {
         let name = if slot == 1 { host.to_owned() } else { format!("{host}-{slot}") };
         let being_cleaned = |holder: Option<&Holder>| holder.is_some_and(|holder| !holder.is_alive());
@@ -224,7 +192,7 @@ fn wait(
     let deadline = elastic_store::clock::now() + patience;
     let mut said = false;
     loop {
-        let attempt = NameLock::attempt(directory, name, incarnation)?;
+        let attempt = lock::attempt(directory, name, incarnation)?;
         let holder = match &attempt {
             Attempt::Held(holder) if worth_waiting(holder.as_ref()) && elastic_store::clock::now() < deadline => holder,
             _ => return Ok(attempt),
@@ -258,7 +226,6 @@ fn machine_id(files: &[&Path], boot_id: &str) -> String {
     files.iter().find_map(read).unwrap_or_else(|| format!("boot-{boot_id}"))
 }
 
-/// The runtime directory of this process: see [`RuntimeDir::of`].
 pub(crate) fn process_runtime_dir() -> RuntimeDir {
     RuntimeDir::of(&|name: &str| -> Option<OsString> { std::env::var_os(name) }, rustix::process::geteuid().as_raw())
 }

@@ -44,9 +44,6 @@ impl RuntimeDir {
 
     /// Opens the job's directory, and makes it where needed. A place that cannot be used is skipped with a warning,
     /// because `$XDG_RUNTIME_DIR` often belongs to another host or another user.
-    ///
-    /// # Errors
-    /// The error of the last place.
     pub(super) fn open(&self, job: &str) -> Result<Directory, IdentityError> {
         let mut places = self.places.iter();
         let mut place = places.next().ok_or_else(|| refuse(Path::new("/"), "no place is named".into()))?;

@@ -1,6 +1,6 @@
 //! Names and their locks, within one process (a lock belongs to an open file) and between two.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Write as _};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -11,10 +11,6 @@ use super::*;
 const SHORT: Duration = Duration::from_millis(60);
 const LONG: Duration = Duration::from_secs(30);
 
-fn claim<'a>(base: &Path, node_name: Option<&'a str>, patience: Duration) -> NameRequest<'a> {
-    NameRequest { job: "J", node_name, runtime: RuntimeDir::under(base), patience }
-}
-
 /// Device and inode of the file that is locked.
 fn lock_file(identity: &NodeIdentity) -> (u64, u64) {
     let stat = rustix::fs::fstat(identity.lock_fd()).unwrap();
@@ -22,22 +18,7 @@ fn lock_file(identity: &NodeIdentity) -> (u64, u64) {
 }
 
 fn take(base: &Path, node_name: Option<&str>, patience: Duration) -> Result<NodeIdentity, IdentityError> {
-    NodeIdentity::claim(&claim(base, node_name, patience))
-}
-
-/// A log whose lines tests receive.
-#[derive(Clone)]
-struct Log(mpsc::Sender<String>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A test that has read enough has dropped its receiver.
-        let _ = self.0.send(String::from_utf8_lossy(bytes).into_owned());
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    NodeIdentity::claim("J", node_name, &RuntimeDir::under(base), patience)
 }
 
 /// Claims as [`take`] does, and sends the log lines.
@@ -47,8 +28,7 @@ fn take_telling(
     patience: Duration,
     log: mpsc::Sender<String>,
 ) -> Result<NodeIdentity, IdentityError> {
-    let subscriber = tracing_subscriber::fmt().with_writer(move || Log(log.clone())).finish();
-    tracing::subscriber::with_default(subscriber, || take(base, node_name, patience))
+    tracing::subscriber::with_default(crate::log_to(log), || take(base, node_name, patience))
 }
 
 /// Starts an agent that claims a name while it is held. Returns when the agent has begun to wait.
@@ -110,7 +90,7 @@ fn agents_without_names_take_the_first_free_slots() {
     let third = take(base.path(), None, SHORT).unwrap();
     assert_eq!((third.name.as_str(), lock), (host.as_str(), lock_file(&third)));
     // Each job has its own names.
-    let other = NodeIdentity::claim(&NameRequest { job: "K", ..claim(base.path(), Some("x"), SHORT) }).unwrap();
+    let other = NodeIdentity::claim("K", Some("x"), &RuntimeDir::under(base.path()), SHORT).unwrap();
     assert!(take(base.path(), Some("x"), SHORT).is_ok());
     drop(other);
 }

@@ -28,62 +28,26 @@ pub(crate) enum Affinity {
 /// Why workers cannot be bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NumaError {
-    /// The worker has no GPU.
     #[error("--numa-binding: worker {local_rank} has no GPU: {why}; start fewer workers, or leave it out")]
-    NoGpu {
-        /// The worker.
-        local_rank: u32,
-        /// How many GPUs there are.
-        why: String,
-    },
-    /// It is not known which GPU the worker has, or where it sits.
+    NoGpu { local_rank: u32, why: String },
     #[error("--numa-binding: the place of worker {local_rank}'s GPU is unknown: {why}; leave --numa-binding out")]
-    Unplaced {
-        /// The worker.
-        local_rank: u32,
-        /// Why.
-        why: String,
-    },
-    /// The firmware does not say which node a GPU belongs to.
+    Unplaced { local_rank: u32, why: String },
     #[error(
         "--numa-binding: the firmware does not say which of the {nodes} NUMA nodes GPU {pci} belongs to; leave \
          --numa-binding out"
     )]
-    Homeless {
-        /// The GPU.
-        pci: String,
-        /// How many nodes there are.
-        nodes: usize,
-    },
-    /// This process may run on none of the node's CPUs.
+    Homeless { pci: String, nodes: usize },
     #[error(
         "--numa-binding: this process may run on none of the CPUs of NUMA node {node}, where a worker's GPU sits; give \
          its cpuset CPUs of that node, or leave --numa-binding out"
     )]
-    NotAllowed {
-        /// The node.
-        node: u32,
-    },
-    /// The node has fewer cores than GPUs.
+    NotAllowed { node: u32 },
     #[error(
         "--numa-binding=exclusive: NUMA node {node} has {cores} cores for {gpus} GPUs; use `node`, or start fewer workers"
     )]
-    TooFewCores {
-        /// The node.
-        node: u32,
-        /// Its physical cores that this process may use.
-        cores: usize,
-        /// The GPUs on it.
-        gpus: usize,
-    },
-    /// sysfs lacks a file, as in some virtual machines.
+    TooFewCores { node: u32, cores: usize, gpus: usize },
     #[error("--numa-binding: cannot read {}: {cause}; leave --numa-binding out", .path.display())]
-    Sysfs {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        cause: String,
-    },
+    Sysfs { path: PathBuf, cause: String },
 }
 
 /// The CPUs that this process may use, by NUMA node, as sysfs describes them.
@@ -95,9 +59,6 @@ struct Topology {
 
 /// The CPUs of each of the first `workers` workers. `sys` is the path of sysfs, `allowed` are the CPUs that this
 /// process may run on, and `visible` are the devices that it sees.
-///
-/// # Errors
-/// [`NumaError`] says why the workers cannot be bound.
 pub(crate) fn bind(
     affinity: Affinity,
     workers: u32,
@@ -141,7 +102,6 @@ impl Topology {
         Ok(Topology { nodes, sys: sys.to_owned() })
     }
 
-    /// The NUMA node of a PCI device.
     fn home(&self, pci: &str) -> Result<u32, NumaError> {
         let path = self.sys.join("bus/pci/devices").join(pci).join("numa_node");
         // Where there is only one node, the kernel often says -1.

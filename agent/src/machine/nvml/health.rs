@@ -29,7 +29,6 @@ pub(crate) struct GpuHealth {
     pub throttle_reasons: Option<u64>,
     /// The share of the driver's last sample period in which a kernel ran, in percent.
     pub utilization: Option<u32>,
-    /// Its memory.
     pub memory: Option<GpuMemory>,
     /// What it draws, in milliwatts.
     pub power: Option<u32>,
@@ -39,7 +38,6 @@ pub(crate) struct GpuHealth {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct GpuMemory {
-    /// All of it.
     pub total: u64,
     /// What can still be had.
     pub free: u64,
@@ -96,10 +94,6 @@ impl Functions {
 }
 
 impl Nvml {
-    /// How a GPU is.
-    ///
-    /// # Errors
-    /// There is none of this index, or it does not answer.
     pub(crate) fn health(&self, index: u32) -> Result<GpuHealth, NvmlError> {
         let handle = self.handle(index)?;
         // A GPU that is lost answers nothing: its name shows that better than what it may not support anyway.

@@ -16,7 +16,6 @@ pub(crate) use health::GpuHealth;
 #[cfg(test)]
 pub(crate) use health::GpuMemory;
 
-/// The name under which the driver installs the library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// The size of a buffer for a UUID: `NVML_DEVICE_UUID_V2_BUFFER_SIZE`.
@@ -30,25 +29,14 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 /// Why the library gives no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NvmlError {
-    /// It is not installed, or cannot be loaded.
     #[error("cannot load NVIDIA's management library: {0}; is the driver installed, and visible in this container?")]
     Absent(String),
-    /// It lacks a function.
     #[error("NVIDIA's management library has no {0}: the driver is too old, 450 or newer is needed")]
     TooOld(&'static str),
-    /// A call failed.
     #[error("{function} of NVIDIA's management library failed with code {code}: {message}")]
-    Call {
-        /// The function.
-        function: &'static str,
-        /// `nvmlReturn_t`.
-        code: i32,
-        /// The library's description of the code.
-        message: String,
-    },
+    Call { function: &'static str, code: i32, message: String },
 }
 
-/// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Device {
     /// NVML's index, in order of PCI addresses. It is certainly CUDA's index too only with
@@ -108,17 +96,11 @@ pub(crate) struct Nvml {
 
 impl Nvml {
     /// Loads the library by its usual name and initialises it, which can take a second while the driver wakes GPUs.
-    ///
-    /// # Errors
-    /// There is none, it is too old, or the driver does not answer.
     pub(crate) fn load() -> Result<Nvml, NvmlError> {
         Nvml::load_from(Path::new(LIBRARY))
     }
 
     /// As [`Nvml::load`], but from this file.
-    ///
-    /// # Errors
-    /// As [`Nvml::load`].
     pub(crate) fn load_from(library: &Path) -> Result<Nvml, NvmlError> {
         let library = Library::open(library)?;
         // SAFETY: the types are those of NVML's API reference for these names.
@@ -151,9 +133,6 @@ impl Nvml {
     }
 
     /// How many GPUs the driver shows to this process. `CUDA_VISIBLE_DEVICES` has no effect on this.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub(crate) fn device_count(&self) -> Result<u32, NvmlError> {
         let mut count = 0;
         // SAFETY: the pointer leads to a place for the number.
@@ -161,18 +140,11 @@ impl Nvml {
         Ok(count)
     }
 
-    /// All GPUs, by index.
-    ///
-    /// # Errors
-    /// The driver's error. If one GPU has fallen off the bus, the whole call fails.
+    /// All GPUs, by index. If one has fallen off the bus, the whole call fails.
     pub(crate) fn devices(&self) -> Result<Vec<Device>, NvmlError> {
         (0..self.device_count()?).map(|index| self.device(index)).collect()
     }
 
-    /// One GPU.
-    ///
-    /// # Errors
-    /// There is none of this index, or it does not answer.
     pub(crate) fn device(&self, index: u32) -> Result<Device, NvmlError> {
         let handle = self.handle(index)?;
         let mut uuid = [0; UUID_ROOM];
@@ -187,9 +159,6 @@ impl Nvml {
     }
 
     /// The processes that compute on a GPU, including those of other users and other containers.
-    ///
-    /// # Errors
-    /// There is no GPU of this index, or it does not answer.
     pub(crate) fn compute_processes(&self, index: u32) -> Result<Vec<ComputeProcess>, NvmlError> {
         let handle = self.handle(index)?;
         let mut room = 32;

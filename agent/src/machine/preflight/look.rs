@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::statvfs;
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process_group};
 use tokio::io::AsyncReadExt;
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -127,36 +127,35 @@ struct ProcessGroup(Child);
 
 impl ProcessGroup {
     async fn end(&mut self) -> io::Result<Ended> {
-        let mut stdout = self.0.stdout.take();
-        let (mut kept, mut chunk) = (Vec::new(), [0; KEPT]);
-        let mut status = None;
-        loop {
-            let read = async {
-                match &mut stdout {
-                    Some(stdout) => stdout.read(&mut chunk).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                read = timeout(if status.is_some() { LAST_WORDS } else { Duration::MAX }, read) => match read {
-                    Ok(Ok(count @ 1..)) => {
-                        kept.extend_from_slice(&chunk[..count]);
-                        kept.drain(..kept.len().saturating_sub(KEPT));
-                    }
-                    _ => stdout = None,
-                },
-                ended = self.0.wait(), if status.is_none() => status = Some(ended?),
+        let mut kept = Vec::new();
+        let stdout = self.0.stdout.take();
+        let mut reading = Box::pin(read_end(stdout, &mut kept));
+        let status = tokio::select! {
+            status = self.0.wait() => {
+                let _ = timeout(LAST_WORDS, reading).await;
+                status?
             }
-            if let (Some(status), None) = (status, &stdout) {
-                let text = String::from_utf8_lossy(&kept);
-                let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-                let last = lines[lines.len().saturating_sub(LINES)..].iter().map(ToString::to_string).collect();
-                return Ok(match status.code() {
-                    Some(code) => Ended::Exited(code, last),
-                    None => Ended::Killed(status.signal().unwrap_or_default()),
-                });
+            () = &mut reading => {
+                drop(reading);
+                self.0.wait().await?
             }
-        }
+        };
+        let text = String::from_utf8_lossy(&kept);
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let last = lines[lines.len().saturating_sub(LINES)..].iter().map(ToString::to_string).collect();
+        Ok(match status.code() {
+            Some(code) => Ended::Exited(code, last),
+            None => Ended::Killed(status.signal().unwrap_or_default()),
+        })
+    }
+}
+
+/// Reads a command's output to its end, and keeps the last bytes.
+async fn read_end(stdout: Option<ChildStdout>, kept: &mut Vec<u8>) {
+    let (Some(mut stdout), mut chunk) = (stdout, [0; KEPT]) else { return };
+    while let Ok(count @ 1..) = stdout.read(&mut chunk).await {
+        kept.extend_from_slice(&chunk[..count]);
+        kept.drain(..kept.len().saturating_sub(KEPT));
     }
 }
 

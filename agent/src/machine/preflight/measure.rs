@@ -14,17 +14,11 @@ use super::peers::{self, BitRate, Peer, Tried};
 
 /// Where the job's records are, and who asks.
 pub(crate) struct Joining<'a> {
-    /// The store.
     pub store: &'a Arc<dyn Store>,
-    /// The job.
     pub job: &'a JobId,
-    /// Its keys.
     pub keys: &'a Keys,
-    /// The id of the node that is about to join.
     pub node: String,
-    /// The boot of this machine.
     pub boot: &'a str,
-    /// How nodes are spoken with.
     pub tls: Option<&'a MutualTls>,
 }
 

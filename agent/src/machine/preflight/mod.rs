@@ -23,13 +23,11 @@ use peers::BitRate;
 /// What is checked before the node joins. By default nothing is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PreflightOptions {
-    /// The built-in checks.
     pub built_in: bool,
     /// A command of the user's own, for the shell.
     pub command: Option<String>,
     /// The least bandwidth from a node that has joined.
     pub peer_bandwidth: Option<BitRate>,
-    /// How long each of these may take.
     pub timeout: Duration,
 }
 
@@ -39,9 +37,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// What the checks need to know of the node.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
-    /// Folders for logs and for temporary files.
     pub folders: Vec<PathBuf>,
-    /// How many workers it will have.
     pub workers: u32,
     /// Whether there is to be one for each GPU.
     pub counts_gpus: bool,
@@ -56,15 +52,11 @@ impl Node {
     }
 }
 
-/// This machine must not join.
 #[derive(Debug, thiserror::Error)]
 #[error("this machine is not fit to take part (--preflight): {}", .0.join("; "))]
 pub(crate) struct Unfit(Vec<String>);
 
 /// Looks at this machine, and logs each finding.
-///
-/// # Errors
-/// It is not fit: every finding that says so, and what to do.
 pub(crate) async fn pass(options: &PreflightOptions, node: Node) -> Result<(), Unfit> {
     let mut findings = Vec::new();
     if options.built_in {
@@ -77,9 +69,6 @@ pub(crate) async fn pass(options: &PreflightOptions, node: Node) -> Result<(), U
 }
 
 /// Measures the bandwidth from nodes of the job, where that is asked for, and logs what was found.
-///
-/// # Errors
-/// It is too low from each.
 pub(crate) async fn pass_peers(options: &PreflightOptions, joining: &Joining<'_>) -> Result<(), Unfit> {
     let Some(needed) = options.peer_bandwidth else { return Ok(()) };
     let tried = joining.try_peers(needed, options.timeout).await;

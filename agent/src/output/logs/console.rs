@@ -79,10 +79,6 @@ impl Queue {
 
 impl Console {
     /// The agent's own standard output and error.
-    ///
-    /// # Errors
-    ///
-    /// The descriptors cannot be duplicated, or the thread cannot start.
     pub fn standard() -> io::Result<Console> {
         let stdout = io::stdout().as_fd().try_clone_to_owned()?;
         let stderr = io::stderr().as_fd().try_clone_to_owned()?;
@@ -90,10 +86,6 @@ impl Console {
     }
 
     /// A console on any two files.
-    ///
-    /// # Errors
-    ///
-    /// The thread cannot start.
     pub fn new(stdout: File, stderr: File) -> io::Result<Console> {
         let stderr_is_terminal = stderr.is_terminal();
         let state = Mutex::default();

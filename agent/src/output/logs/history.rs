@@ -91,7 +91,6 @@ impl History {
         }
     }
 
-    /// A copy of all that is remembered.
     pub(super) fn outputs(&self) -> Vec<ProcessOutput> {
         self.lock().outputs.iter().cloned().collect()
     }

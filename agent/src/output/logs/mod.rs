@@ -37,7 +37,6 @@ mod lines;
 mod options;
 mod reading;
 mod ring;
-mod route;
 mod stream;
 mod text;
 mod worker;
@@ -56,11 +55,11 @@ pub(crate) use console::ConsoleStream;
 pub(crate) use file::Rotation;
 pub(crate) use filter::Needles;
 pub(crate) use history::History;
+#[cfg(test)]
+pub(crate) use options::Streams;
+pub(crate) use options::StreamsByRank;
 pub use options::{LogDir, LogNames, LogOptions};
 pub(crate) use reading::LogReaders;
-#[cfg(test)]
-pub(crate) use route::Streams;
-pub(crate) use route::StreamsByRank;
 pub use worker::WorkerLogs;
 
 use attempts::{Attempts, Folder};
@@ -105,11 +104,8 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// Creates the directory for this agent's logs.
-    ///
-    /// # Errors
-    ///
-    /// The directory cannot be created. It is better to say so now than after the first hour of training.
+    /// Creates the directory for this agent's logs. A directory that cannot be created is an error now, rather than
+    /// after the first hour of training.
     pub fn open(options: LogOptions, names: LogNames, console: Console) -> Result<Logs, LogError> {
         let random = || uuid::Uuid::new_v4().simple().to_string()[..8].to_owned();
         let base = match &options.dir {
@@ -225,11 +221,6 @@ pub struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// The attempt's directory. `None` if nothing is written.
-    pub fn directory(&self) -> Option<&Path> {
-        self.directory.as_ref().map(|folder| folder.as_path())
-    }
-
     /// Prepares the output of all workers, given as pairs of local rank and rank. They are prepared at the same time,
     /// so on a slow file system all of them take as long as one.
     pub fn workers(&self, ranks: &[(u32, u32)]) -> Vec<(Stdio, WorkerLogs)> {

@@ -16,10 +16,8 @@ struct Kept {
 }
 
 impl Ring {
-    /// How many bytes are kept.
     pub(super) const ROOM: usize = 128 * 1024;
 
-    /// Takes what has come.
     pub(super) fn append(&self, bytes: &[u8]) {
         let mut kept = self.lock();
         let new = &bytes[bytes.len().saturating_sub(Ring::ROOM)..];

@@ -29,7 +29,7 @@ const HOLD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The last lines of a stream, shared between its thread and the code that reports a failure.
 #[derive(Debug, Clone, Default)]
-pub(super) struct SharedTail(Arc<Mutex<Tail>>);
+pub struct SharedTail(Arc<Mutex<Tail>>);
 
 impl SharedTail {
     pub(super) fn lines(&self) -> Vec<String> {
@@ -86,7 +86,6 @@ impl Drop for LiveStream {
     }
 }
 
-/// Where a stream goes.
 #[derive(Debug)]
 pub(super) struct Course {
     pub(super) file: Option<LogFile>,

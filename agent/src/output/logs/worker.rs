@@ -129,7 +129,7 @@ pub struct WorkerLogs {
 
 /// Where the last lines of standard error can be found.
 #[derive(Debug, Clone)]
-pub(super) enum StderrTail {
+pub enum StderrTail {
     /// The stream is inherited, so the agent does not see it.
     Unseen,
     File(PathBuf),
@@ -153,20 +153,16 @@ impl WorkerLogs {
         tokio::time::timeout(patience, all).await.is_ok()
     }
 
-    /// The last lines of standard error, to be read later where blocking does no harm.
-    pub fn stderr(&self) -> LastLines {
-        LastLines(self.stderr.clone())
+    /// Where the last lines of standard error are, to be read later where blocking does no harm.
+    pub fn stderr(&self) -> StderrTail {
+        self.stderr.clone()
     }
 }
 
-/// The last lines of a worker's standard error.
-#[derive(Debug, Clone)]
-pub struct LastLines(StderrTail);
-
-impl LastLines {
+impl StderrTail {
     /// Reads 40 lines at most, and none where the agent cannot see them, as on a terminal. May have to read a file.
     pub fn read(&self) -> Vec<String> {
-        match &self.0 {
+        match self {
             StderrTail::Unseen => Vec::new(),
             StderrTail::Memory(tail) => tail.lines(),
             // A report without these lines is better than no report.

@@ -15,12 +15,9 @@ use serde_json::{Value, json};
 /// The largest error file that is read, in bytes. A larger file is no error report.
 const LIMIT: u64 = 4 << 20;
 
-/// The failure that a worker recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recorded {
-    /// The exception.
     pub message: String,
-    /// Where it was raised.
     pub traceback: Option<String>,
 }
 
@@ -39,7 +36,6 @@ impl Recorded {
         Recorded::parse(&bytes)
     }
 
-    /// Reads an error file's content.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Recorded> {
         let json: Value = serde_json::from_slice(bytes).ok()?;
         let message = json.get("message")?;
@@ -61,9 +57,6 @@ impl Recorded {
 
 /// Writes the root cause to the file that the agent's own `TORCHELASTIC_ERROR_FILE` names, as torchrun does. The shape
 /// is that of `@record`, with the worker's exit code as `errorCode`.
-///
-/// # Errors
-/// The file cannot be written.
 pub(crate) fn hand_up(cause: &Failure, path: &Path) -> io::Result<()> {
     let callstack = cause.traceback.clone().unwrap_or_else(|| cause.stderr.join("\n"));
     let seconds = cause.at_ms.unwrap_or_default() / 1000;

@@ -16,14 +16,12 @@ const VERSION: u32 = 1;
 /// What the agent prints at its end: `--report`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum ReportForm {
-    /// Text for people, on standard error.
     #[default]
     Text,
     /// As `Text`, and in addition one line of JSON on standard output, as the last line there.
     Json,
 }
 
-/// How an agent's part ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
@@ -47,10 +45,8 @@ pub(crate) const CLOSED: u8 = 4;
 /// started again.
 pub(crate) const JOB_FAILED: u8 = 5;
 
-/// What an agent reports at its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Report {
-    /// The version of the report's shape.
     report: u32,
     job: String,
     result: Outcome,
@@ -94,7 +90,6 @@ impl Report {
         Report { report: VERSION, job: job.to_owned(), result, reason: reason.to_owned(), cause, exit_code }
     }
 
-    /// The job's root cause, if it failed and the cause is known.
     pub(crate) fn cause(&self) -> Option<&Failure> {
         self.cause.as_ref()
     }
@@ -110,7 +105,6 @@ impl Report {
         self.exit_code
     }
 
-    /// Whether the job succeeded.
     pub(crate) fn success(&self) -> bool {
         self.result == Outcome::Succeeded
     }

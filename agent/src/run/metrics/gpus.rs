@@ -4,13 +4,12 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::{Labels, Seconds as Real};
+use super::{Labels, Seconds as Real, register};
 use crate::machine::gpu_watch::GpuState;
 
 /// A metric of each GPU.
 type Each<G> = Family<Labels, G>;
 
-/// The metrics of GPUs.
 pub(super) struct GpuMetrics {
     up: Each<Gauge>,
     utilization: Each<Real>,
@@ -23,21 +22,22 @@ pub(super) struct GpuMetrics {
 
 impl GpuMetrics {
     pub(super) fn registered(registry: &mut Registry) -> GpuMetrics {
-        macro_rules! register {
-            ($name:literal, $help:literal) => {{
-                let metric = Family::default();
-                registry.register($name, $help, metric.clone());
-                metric
-            }};
-        }
         GpuMetrics {
-            up: register!("gpu_up", "1 if the GPU answers, 0 if not"),
-            utilization: register!("gpu_utilization_ratio", "Share of the time in which a kernel ran on the GPU"),
-            memory_used: register!("gpu_memory_used_bytes", "Memory of the GPU that is used"),
-            memory: register!("gpu_memory_bytes", "Memory of the GPU"),
-            temperature: register!("gpu_temperature_celsius", "Temperature of the GPU"),
-            power: register!("gpu_power_watts", "Power that the GPU draws"),
-            errors: register!("gpu_uncorrected_errors", "Memory errors not corrected since the driver was loaded"),
+            up: register(registry, "gpu_up", "1 if the GPU answers, 0 if not"),
+            utilization: register(
+                registry,
+                "gpu_utilization_ratio",
+                "Share of the time in which a kernel ran on the GPU",
+            ),
+            memory_used: register(registry, "gpu_memory_used_bytes", "Memory of the GPU that is used"),
+            memory: register(registry, "gpu_memory_bytes", "Memory of the GPU"),
+            temperature: register(registry, "gpu_temperature_celsius", "Temperature of the GPU"),
+            power: register(registry, "gpu_power_watts", "Power that the GPU draws"),
+            errors: register(
+                registry,
+                "gpu_uncorrected_errors",
+                "Memory errors not corrected since the driver was loaded",
+            ),
         }
     }
 

@@ -13,7 +13,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 use tokio::sync::watch;
 
 use crate::machine::gpu_watch::GpuState;
@@ -31,7 +31,6 @@ type Labels = Vec<(&'static str, String)>;
 type Timings = Family<Labels, Histogram, fn() -> Histogram>;
 type Seconds = Gauge<f64, AtomicU64>;
 
-/// All metrics of an agent.
 pub(crate) struct Metrics {
     registry: Registry,
     stages: Mutex<Stages>,
@@ -56,6 +55,13 @@ pub(crate) struct Metrics {
     tls: Option<MutualTls>,
 }
 
+/// Registers a metric that begins with nothing.
+fn register<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
+
 fn round_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.005, 2.0, 18))
 }
@@ -73,44 +79,41 @@ impl Metrics {
         let forming = round_buckets();
         let recovery: Timings = Family::new_with_constructor(round_buckets);
         let call_times: Timings = Family::new_with_constructor(call_buckets);
-        macro_rules! register {
-            ($name:literal, $help:literal) => {{
-                let metric = Default::default();
-                registry.register($name, $help, Clone::clone(&metric));
-                metric
-            }};
-        }
         registry.register("round_forming_seconds", "Time from a round's forming to its running", forming.clone());
         registry.register("recovery_seconds", "Time without running workers before a round", recovery.clone());
         registry.register("store_request_seconds", "Time that requests to the store took", call_times.clone());
+        let r = &mut registry;
         Arc::new(Metrics {
             stages: Mutex::new(Stages::new(elastic_store::clock::now())),
-            rounds: register!("rounds", "Rounds in which workers ran here, by what had changed"),
-            stage_seconds: register!(
+            rounds: register(r, "rounds", "Rounds in which workers ran here, by what had changed"),
+            stage_seconds: register(
+                r,
                 "stage_seconds",
-                "Time that the node spent waiting, forming, starting and running"
+                "Time that the node spent waiting, forming, starting and running",
             ),
-            round: register!("round", "Number of the current round"),
-            nodes: register!("round_nodes", "Nodes of the current round"),
-            world_size: register!("round_world_size", "Workers of the current round"),
-            restarts: register!("round_restarts", "Restarts charged to the job"),
-            leading: register!("leading", "1 while this agent leads the job"),
-            workers: register!("workers", "Workers that run here"),
-            steps: register!("worker_step", "Newest step that a worker reported"),
-            step_ages: register!("worker_step_age_seconds", "Time since a worker first reported its newest step"),
-            margin: register!(
+            round: register(r, "round", "Number of the current round"),
+            nodes: register(r, "round_nodes", "Nodes of the current round"),
+            world_size: register(r, "round_world_size", "Workers of the current round"),
+            restarts: register(r, "round_restarts", "Restarts charged to the job"),
+            leading: register(r, "leading", "1 while this agent leads the job"),
+            workers: register(r, "workers", "Workers that run here"),
+            steps: register(r, "worker_step", "Newest step that a worker reported"),
+            step_ages: register(r, "worker_step_age_seconds", "Time since a worker first reported its newest step"),
+            margin: register(
+                r,
                 "fence_margin_seconds",
-                "Time until the guard kills the workers unless the lease is renewed"
+                "Time until the guard kills the workers unless the lease is renewed",
             ),
-            goodput: register!("goodput_ratio", "Share of the job's time that went into steps that count, 0 to 1"),
-            calls: register!("store_requests", "Requests to the store, by kind and outcome"),
+            goodput: register(r, "goodput_ratio", "Share of the job's time that went into steps that count, 0 to 1"),
+            calls: register(r, "store_requests", "Requests to the store, by kind and outcome"),
             forming,
             recovery,
             call_times,
-            gpus: GpuMetrics::registered(&mut registry),
-            certificate_end: register!(
+            gpus: GpuMetrics::registered(r),
+            certificate_end: register(
+                r,
                 "peer_certificate_expiry_timestamp_seconds",
-                "When the certificate that this agent shows to others ends"
+                "When the certificate that this agent shows to others ends",
             ),
             tls,
             registry,

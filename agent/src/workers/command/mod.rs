@@ -9,7 +9,6 @@ use rustix::fs::Access;
 
 use crate::output::template;
 
-/// How PROGRAM is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProgramKind {
     /// `python -u PROGRAM`.
@@ -25,58 +24,30 @@ pub(crate) enum ProgramKind {
 /// The program that a worker runs, as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Program {
-    /// How the program is run.
     pub kind: ProgramKind,
-    /// PROGRAM.
     pub name: OsString,
     /// All arguments after it, and the arguments that a launcher puts before those.
     pub args: Vec<OsString>,
 }
 
-/// Why a program cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CommandError {
-    /// There is no Python to run the script with.
     #[error(
         "no Python to run {script:?} with: neither python3 nor python is on PATH; set PYTHON_EXEC or VIRTUAL_ENV, or \
          use --no-python for a program that needs none"
     )]
-    NoPython {
-        /// The script.
-        script: OsString,
-    },
-    /// A variable names an interpreter that cannot be run.
+    NoPython { script: OsString },
     #[error("{variable} leads to {path:?}, which {problem}; correct it or unset it")]
-    Interpreter {
-        /// `PYTHON_EXEC` or `VIRTUAL_ENV`.
-        variable: &'static str,
-        /// The interpreter's path.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
-    /// The script is missing.
+    Interpreter { variable: &'static str, path: PathBuf, problem: &'static str },
     #[error("script {path:?} {problem}; check the path, or use -m for a module and --no-python for a program on PATH")]
-    Script {
-        /// The path, as the user wrote it.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
-    /// The program of `--no-python` is missing or cannot be run.
+    Script { path: PathBuf, problem: &'static str },
     #[error("program {name:?} {problem}; check its path, PATH and its execute permission")]
-    Program {
-        /// The program's name, as the user wrote it.
-        name: OsString,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
+    Program { name: OsString, problem: &'static str },
 }
 
 /// The command that every worker of this node runs. Macros in its arguments are not expanded yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WorkerCommand {
-    /// The program to execute.
     pub program: PathBuf,
     args: Vec<OsString>,
 }
@@ -84,9 +55,6 @@ pub(crate) struct WorkerCommand {
 impl WorkerCommand {
     /// Finds the interpreter or program that runs `program`. `env` looks up the agent's environment, and `agent` is the
     /// agent's executable.
-    ///
-    /// # Errors
-    /// There is no interpreter, or the script or program is missing or not executable.
     pub(crate) fn resolve(
         program: &Program,
         env: &dyn Fn(&str) -> Option<OsString>,

@@ -23,7 +23,10 @@ const START: Duration = Duration::from_secs(60);
 impl LocalGroup {
     /// The node lost its workers. This is a change of membership, not a failure of the workers.
     pub(super) fn lost(&self, message: String) -> GroupReport {
-        let failure = self.failure(FailureClass::Lost, message).bounded();
+        self.failed(self.failure(FailureClass::Lost, message).bounded())
+    }
+
+    pub(super) fn failed(&self, failure: Failure) -> GroupReport {
         GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) }
     }
 
@@ -59,8 +62,7 @@ impl LocalGroup {
             // The sender of the agent's signal may have signalled its workers, too.
             self.events.worker(events::EventState::Terminated, &subject);
             tracing::info!(round, rank, pid, "worker ended: {}", exited.exit);
-            let failure = self.failure(FailureClass::Signalled, exited.exit.to_string());
-            return Some(GroupReport::Ended { round, outcome: Outcome::Failed(failure) });
+            return Some(self.failed(self.failure(FailureClass::Signalled, exited.exit.to_string())));
         }
         let mut failure = self.explain(exited, socket).await?;
         // It may be only by chance that this exit was seen first. A worker that failed by itself takes precedence over
@@ -84,7 +86,7 @@ impl LocalGroup {
             let failed = worker.subject(failure.local_rank.unwrap_or_default(), how);
             self.events.worker(events::EventState::Failed, &failed);
         }
-        Some(GroupReport::Ended { round, outcome: Outcome::Failed(failure) })
+        Some(self.failed(failure))
     }
 
     /// Records how a worker ended, if it belongs to this round.
@@ -119,14 +121,7 @@ impl LocalGroup {
             after: self.counters.read(),
             asked_to_stop: signals::asks_to_stop(exit, &self.setup.signals),
         };
-        Some(Failure {
-            rank: Some(worker.rank),
-            local_rank: Some(local_rank),
-            pid: u32::try_from(worker.pid).ok(),
-            at_start: at.since(worker.since) < START,
-            at_ms: Some(at_ms),
-            host: Some(self.setup.host.clone()),
-            ..judge(&evidence)
-        })
+        let (at_start, host) = (at.since(worker.since) < START, Some(self.setup.host.clone()));
+        Some(worker.failure(local_rank, Failure { at_start, at_ms: Some(at_ms), host, ..judge(&evidence) }))
     }
 }

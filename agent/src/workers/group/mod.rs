@@ -3,7 +3,6 @@
 mod ends;
 mod phase;
 mod spawn;
-mod state;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,10 +13,11 @@ use std::time::Duration;
 
 use elastic_node::GroupReport;
 use elastic_proto::worker::Assignment;
+use elastic_rendezvous::Start;
 use elastic_rendezvous::job::{Endpoint, Failure, FailureClass, Spec};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{Outcome, Start};
 use rustix::process::Signal;
+use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::guard::{Exit, Guard};
@@ -39,7 +39,6 @@ use crate::workers_store::rank0_port::Rank0Port;
 use phase::{GroupPhase, Input};
 pub(crate) use spawn::Moved;
 use spawn::{Held, Opening, Planned, Unstarted};
-pub(crate) use state::{GroupState, WorkerState};
 
 /// How long to wait for what a dead worker left behind: its last lines of output, its last messages on the socket, its
 /// error file.
@@ -47,34 +46,52 @@ const LAST_LINES: Duration = Duration::from_millis(500);
 
 /// Settings of every group of this agent.
 pub(crate) struct GroupSetup {
-    /// The job's id.
     pub job: String,
-    /// The node's name.
     pub node: String,
     /// The host's name, for people.
     pub host: String,
-    /// The number of workers in the group.
     pub slots: u32,
     /// What the command line says of the workers.
     pub options: WorkersOptions,
     /// What is known of the job's spec before the group has a place. Each place brings the whole spec.
     pub spec: Spec,
-    /// The command that the workers run.
     pub command: WorkerCommand,
-    /// The workers' working directory.
     pub directory: PathBuf,
     /// The address at which peers reach this node.
     pub address: String,
-    /// The address on which the store is served that workers find each other through. None: a loopback address that peers reach this node at, else all.
+    /// The address on which the workers' store is served. None: a loopback address that peers reach this node at, else
+    /// all.
     pub bind: Option<IpAddr>,
     /// The CPUs of each worker. If empty, each worker may use all CPUs of the agent.
     pub cpus: Vec<CpuSet>,
-    /// `--signals-to-handle`.
     pub signals: Vec<Handled>,
     /// The job, role and host that torchrun's events name, and where the events go.
     pub events: events::Source,
     /// Further environment variables for the workers, in addition to those of their places.
     pub env: Vec<(&'static str, OsString)>,
+}
+
+/// The workers of this node, as shown to others.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub(crate) struct GroupState {
+    /// The round that they were started in. 0 before the first round.
+    pub round: u64,
+    /// Empty while no workers run.
+    pub workers: Vec<WorkerState>,
+    /// When the guard kills the workers, unless the agent gives it a later time before. Code that waits for changes of
+    /// this state is not woken for a change of this time.
+    #[serde(skip)]
+    pub fence: Option<Time>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct WorkerState {
+    pub local_rank: u32,
+    pub rank: u32,
+    pub pid: i32,
+    /// How it ended, if it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit: Option<String>,
 }
 
 struct WorkerProcess {
@@ -100,6 +117,12 @@ impl WorkerProcess {
             pid: self.pid,
             failure,
         }
+    }
+
+    /// The same failure as this worker's.
+    fn failure(&self, local_rank: u32, failure: Failure) -> Failure {
+        let pid = u32::try_from(self.pid).ok();
+        Failure { rank: Some(self.rank), local_rank: Some(local_rank), pid, ..failure }
     }
 }
 
@@ -133,9 +156,6 @@ pub(crate) struct LocalGroup {
 
 impl LocalGroup {
     /// A group without workers. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// The guard cannot be reached.
     pub(crate) fn new(setup: GroupSetup, guard: Guard, logs: Logs) -> Result<LocalGroup, GuardClientError> {
         let master = Rank0Port::new(setup.options.store_host, setup.address.clone(), setup.bind);
         Ok(LocalGroup {
@@ -199,7 +219,6 @@ impl LocalGroup {
         self.setup.spec.clone_from(spec);
     }
 
-    /// How many workers there should be.
     pub(crate) fn slots(&self) -> u32 {
         self.setup.slots
     }
@@ -231,16 +250,11 @@ impl LocalGroup {
         self.phase = self.phase.step(Input::Report);
         let message = format!("the worker hangs: {}", verdict.message);
         tracing::warn!(round = self.round, rank = worker.rank, pid = worker.pid, "{message}");
-        let failure = Failure {
-            rank: Some(worker.rank),
-            local_rank: Some(verdict.local_rank),
-            pid: u32::try_from(worker.pid).ok(),
-            ..Failure::new(FailureClass::Own, message)
-        };
+        let failure = worker.failure(verdict.local_rank, Failure::new(FailureClass::Own, message));
         if let Err(error) = self.guard.signal(verdict.local_rank, verdict.signal) {
             tracing::warn!(%error, "cannot end a worker that hangs");
         }
-        Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) })
+        Some(self.failed(failure))
     }
 
     /// A worker's group is broken, and no round is forming. Reports this as a failure, though no worker has ended: the
@@ -252,17 +266,11 @@ impl LocalGroup {
         }
         let message = format!("the worker asks for a new round: {}", request.reason);
         tracing::warn!(round = self.round, rank = worker.rank, pid = worker.pid, "{message}");
-        let failure = Failure {
-            rank: Some(worker.rank),
-            local_rank: Some(request.local_rank),
-            pid: u32::try_from(worker.pid).ok(),
-            ..self.failure(FailureClass::Peer, message).bounded()
-        };
+        let failure = worker.failure(request.local_rank, self.failure(FailureClass::Peer, message).bounded());
         self.step(Input::Report);
-        Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) })
+        Some(self.failed(failure))
     }
 
-    /// The log directory, if logs go to files.
     pub(crate) fn log_directory(&self) -> Option<&Path> {
         self.logs.directory()
     }
@@ -307,8 +315,7 @@ impl LocalGroup {
             if error.is_shortage() {
                 return self.short(&error.to_string());
             }
-            let failure = Failure::new(FailureClass::Own, error.to_string());
-            return Some(GroupReport::Ended { round, outcome: Outcome::Failed(failure) });
+            return Some(self.failed(Failure::new(FailureClass::Own, error.to_string())));
         }
         self.step(Input::Start);
         let places: Vec<Assignment> = (0..self.setup.slots).map(|local| self.assignment(start, local)).collect();
@@ -363,7 +370,7 @@ impl LocalGroup {
         self.step(Input::Report);
         let failure =
             Failure { rank: Some(rank), local_rank: Some(local_rank), ..self.failure(FailureClass::Own, message) };
-        Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) })
+        Some(self.failed(failure.bounded()))
     }
 
     /// Writes to torchrun's events how the node's part ended: successfully, or with this error.

@@ -29,7 +29,6 @@ pub(super) enum GroupPhase {
     Stopping(Life),
 }
 
-/// An event of the workers' life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Input {
     /// They are started in places of a round, or continue in new places.
@@ -38,7 +37,6 @@ pub(super) enum Input {
     StartAhead,
     /// Their end is reported, or further ends need no report.
     Report,
-    /// They are to stop.
     Stop,
     /// No process of theirs is left.
     Gone,
@@ -62,7 +60,6 @@ impl Default for GroupPhase {
 }
 
 impl GroupPhase {
-    /// The phase after this input.
     #[must_use]
     pub(super) fn step(self, input: Input) -> GroupPhase {
         let become_ = |life| match self {

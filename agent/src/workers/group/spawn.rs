@@ -34,11 +34,9 @@ pub(crate) enum Moved {
     Opened(Result<Files, JoinError>),
     /// The pause after a shortage is over. This report can be sent now.
     Paused(GroupReport),
-    /// An event of the guard.
     Workers(Event),
 }
 
-/// A worker that will be started.
 pub(super) struct Planned {
     pub(super) local_rank: u32,
     pub(super) assignment: Assignment,
@@ -46,7 +44,6 @@ pub(super) struct Planned {
     pub(super) role_world_size: u32,
 }
 
-/// Why a worker was not started.
 #[derive(Debug)]
 pub(super) struct Unstarted {
     pub(super) why: String,
@@ -175,7 +172,6 @@ impl LocalGroup {
         Ok(self.guard.begin_spawn(spec)?)
     }
 
-    /// The spec that a worker is started with.
     fn spec(
         &self,
         planned: &Planned,

@@ -18,11 +18,8 @@ pub enum GuardClientError {
     #[error("the guard process is gone, and with it every worker; start the agent again")]
     GuardLost,
     /// The guard lives but does not read.
-    #[error("the guard process (pid {pid}) takes no requests: continue it if it was stopped, or end the agent")]
-    GuardStuck {
-        /// Its process id.
-        pid: i32,
-    },
+    #[error("the guard process (pid {0}) takes no requests: continue it if it was stopped, or end the agent")]
+    GuardStuck(i32),
     /// The connection to the guard failed in another way.
     #[error("cannot reach the guard process: {0}")]
     Connection(io::Error),
@@ -31,14 +28,9 @@ pub enum GuardClientError {
 /// Why a worker was not started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// The program was not found.
-    #[error("no such program: {} (looked in PATH={})", .program.display(), .path.display())]
-    NoSuchProgram {
-        /// The program, as given.
-        program: OsString,
-        /// The worker's PATH.
-        path: OsString,
-    },
+    /// The program was not found in the worker's PATH.
+    #[error("no such program: {} (looked in PATH={})", .0.display(), .1.display())]
+    NoSuchProgram(OsString, OsString),
     /// A program that was given as a path does not exist.
     #[error("no such program: {}", .0.display())]
     NoSuchFile(PathBuf),
@@ -52,21 +44,11 @@ pub enum SpawnError {
     #[error("cannot run {}: it is not a program for this machine", .0.display())]
     WrongFormat(OsString),
     /// The working directory cannot be entered.
-    #[error("cannot enter the working directory {}: {cause}", .directory.display())]
-    Directory {
-        /// The directory, as given.
-        directory: PathBuf,
-        /// Why.
-        cause: io::Error,
-    },
+    #[error("cannot enter the working directory {}: {}", .0.display(), .1)]
+    Directory(PathBuf, io::Error),
     /// The worker may not use these CPUs, or may not use them any longer.
-    #[error("cannot bind a worker to CPUs {cpus}: {cause}; was the agent's cpuset changed, or CPUs switched off?")]
-    Cpus {
-        /// The CPUs that were asked for.
-        cpus: CpuSet,
-        /// Why.
-        cause: io::Error,
-    },
+    #[error("cannot bind a worker to CPUs {0}: {1}; was the agent's cpuset changed, or CPUs switched off?")]
+    Cpus(CpuSet, io::Error),
     /// Arguments and environment exceed what the kernel takes.
     #[error(
         "arguments and environment are too large: {total} bytes in all, of which {largest_name} has {largest}; \
@@ -94,13 +76,8 @@ pub enum SpawnError {
     )]
     NoRoom(io::Error),
     /// The program could not be executed for another reason.
-    #[error("cannot run {}: {cause}", .program.display())]
-    Other {
-        /// The program, as given.
-        program: OsString,
-        /// Why.
-        cause: io::Error,
-    },
+    #[error("cannot run {}: {}", .0.display(), .1)]
+    Other(OsString, io::Error),
     /// The last deadline that was sent has passed. This node may be out of the round.
     #[error("not started: the node's deadline has passed, so it may be out of the round")]
     DeadlinePassed,
@@ -120,7 +97,7 @@ impl SpawnError {
     pub fn is_shortage(&self) -> bool {
         match self {
             SpawnError::NoRoom(_) => true,
-            SpawnError::Directory { cause, .. } | SpawnError::Other { cause, .. } => is_shortage(cause.raw_os_error()),
+            SpawnError::Directory(_, cause) | SpawnError::Other(_, cause) => is_shortage(cause.raw_os_error()),
             SpawnError::GuardClient(GuardClientError::Connection(cause)) => is_shortage(cause.raw_os_error()),
             _ => false,
         }
@@ -130,15 +107,11 @@ impl SpawnError {
 /// Why the guard or the kernel refused to start a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    asked: SpawnAttempt,
-    refusal: SpawnRefusal,
+    pub(super) asked: SpawnAttempt,
+    pub(super) refusal: SpawnRefusal,
 }
 
 impl Refused {
-    pub(super) fn new(asked: SpawnAttempt, refusal: SpawnRefusal) -> Refused {
-        Refused { asked, refusal }
-    }
-
     /// Whether the node's deadline has passed: see [`SpawnError::DeadlinePassed`].
     pub fn is_late(&self) -> bool {
         self.refusal == SpawnRefusal::Deadline
@@ -196,8 +169,8 @@ impl SpawnAttempt {
             SpawnRefusal::Deadline => SpawnError::DeadlinePassed,
             SpawnRefusal::Stopping => SpawnError::Stopping,
             SpawnRefusal::Fork(errno) => SpawnError::NoRoom(os(errno)),
-            SpawnRefusal::Directory(errno) => SpawnError::Directory { directory: self.directory, cause: os(errno) },
-            SpawnRefusal::Cpus(errno) => SpawnError::Cpus { cpus: self.cpus, cause: os(errno) },
+            SpawnRefusal::Directory(errno) => SpawnError::Directory(self.directory, os(errno)),
+            SpawnRefusal::Cpus(errno) => SpawnError::Cpus(self.cpus, os(errno)),
             SpawnRefusal::Request(what) => SpawnError::Damaged(what),
             SpawnRefusal::Execute(libc::ENOENT) => self.not_found(),
             SpawnRefusal::Execute(libc::EACCES) => SpawnError::NotExecutable(self.program),
@@ -206,7 +179,7 @@ impl SpawnAttempt {
                 let (largest, largest_name) = self.largest;
                 SpawnError::TooLarge { total: self.total, largest, largest_name }
             }
-            SpawnRefusal::Execute(errno) => SpawnError::Other { program: self.program, cause: os(errno) },
+            SpawnRefusal::Execute(errno) => SpawnError::Other(self.program, os(errno)),
         }
     }
 
@@ -223,7 +196,7 @@ impl SpawnAttempt {
             std::env::split_paths(&path).map(|dir| self.directory.join(dir).join(&self.program)).find(|f| is_file(f));
         match found {
             Some(file) => SpawnError::NoInterpreter(file),
-            None => SpawnError::NoSuchProgram { program: self.program, path },
+            None => SpawnError::NoSuchProgram(self.program, path),
         }
     }
 }

@@ -22,7 +22,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-use crate::guard::wire::{self, Channel, GuardRequest, Notice, Stamp, WorkerId};
+use crate::guard::wire::{self, Channel, GuardRequest, Notice, WorkerId};
 use crate::guard::{Exit, Guard, tree};
 use crate::machine::cpus::CpuSet;
 use crate::output::logs::Stdio;
@@ -148,10 +148,6 @@ enum StopPhase {
 
 impl GuardClient {
     /// Takes over the guard. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    ///
-    /// The runtime cannot watch the guard's socket.
     pub fn new(guard: Guard) -> Result<GuardClient, GuardClientError> {
         let socket = watch::readable(guard.channel).map_err(GuardClientError::Connection)?;
         Ok(GuardClient {
@@ -167,11 +163,7 @@ impl GuardClient {
     }
 
     /// Asks the guard to start a worker. [`Event::Started`] or [`Event::NotStarted`] follows, however long it takes to
-    /// read the program. Several workers may be asked for at once.
-    ///
-    /// # Errors
-    ///
-    /// [`SpawnError`] says what to do. No event follows.
+    /// read the program. Several workers may be asked for at once. No event follows an error.
     pub fn begin_spawn(&mut self, spec: WorkerSpec) -> Result<(), SpawnError> {
         if self.stopping.is_some() {
             return Err(SpawnError::Stopping);
@@ -227,10 +219,6 @@ impl GuardClient {
     /// Signals the process group of one worker: the worker that was last started with this local rank. The group is
     /// signalled even if the worker has exited and left other processes in it. If there is no such worker, nothing
     /// happens.
-    ///
-    /// # Errors
-    ///
-    /// The guard cannot be reached.
     pub fn signal(&mut self, local_rank: u32, signal: Signal) -> Result<(), GuardClientError> {
         let worker = self.workers.iter().rev().find(|(_, rank)| **rank == local_rank).map(|(id, _)| *id);
         match worker {
@@ -243,10 +231,6 @@ impl GuardClient {
     /// sends it to the processes that the workers left outside their groups. After `grace`, sends SIGKILL to whatever
     /// is left. If the grace is zero, kills at once. [`Event::Stopped`] comes as soon as nothing is left. A later call
     /// can shorten the grace, but not lengthen it.
-    ///
-    /// # Errors
-    ///
-    /// The guard cannot be reached.
     pub fn begin_stop(&mut self, signal: Signal, grace: Duration) -> Result<(), GuardClientError> {
         if !self.populated && self.asked.is_empty() {
             if self.stopping.is_none() {
@@ -270,23 +254,13 @@ impl GuardClient {
     }
 
     /// Sets the time at which the guard kills everything, unless a later call moves it. `None`: never.
-    ///
-    /// # Errors
-    ///
-    /// The guard cannot be reached.
     pub fn set_deadline(&mut self, until: Option<Time>) -> Result<(), GuardClientError> {
-        self.send(
-            &GuardRequest::Deadline { until: until.map(Stamp::from), sent: elastic_store::clock::now().into() },
-            &[],
-        )
+        let (until, sent) = (until.map(|until| until.as_duration()), elastic_store::clock::now().as_duration());
+        self.send(&GuardRequest::Deadline { until, sent }, &[])
     }
 
     /// Makes the guard keep a duplicate of this descriptor open until the agent and everything below it are gone. This
     /// is meant for listening sockets and lock files.
-    ///
-    /// # Errors
-    ///
-    /// The guard cannot be reached.
     pub fn hold(&mut self, descriptor: impl AsFd) -> Result<(), GuardClientError> {
         self.send(&GuardRequest::Hold, &[descriptor.as_fd()])
     }
@@ -318,7 +292,7 @@ impl GuardClient {
     ) -> Result<(), GuardClientError> {
         let Link::Up(socket) = &self.link else { return Err(GuardClientError::GuardLost) };
         socket.get_ref().send(request, descriptors).map_err(|e| match e.kind() {
-            io::ErrorKind::WouldBlock => GuardClientError::GuardStuck { pid: self.guard.as_raw_pid() },
+            io::ErrorKind::WouldBlock => GuardClientError::GuardStuck(self.guard.as_raw_pid()),
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => GuardClientError::GuardLost,
             _ => GuardClientError::Connection(e),
         })
@@ -368,17 +342,18 @@ impl GuardClient {
             }
             Notice::Refused { worker, refusal } => {
                 if let (Some(local_rank), Some(asked)) = (self.workers.remove(&worker), self.asked.remove(&worker)) {
-                    self.events.push_back(Event::NotStarted { local_rank, refused: Refused::new(asked, refusal) });
+                    self.events.push_back(Event::NotStarted { local_rank, refused: Refused { asked, refusal } });
                 }
                 self.check_stopped();
             }
             Notice::Exited { worker, pid, exit, at } => {
                 if let Some(local_rank) = self.workers.get(&worker) {
-                    self.events.push_back(Event::Exited(Exited { local_rank: *local_rank, pid, exit, at: at.into() }));
+                    let (local_rank, at) = (*local_rank, Time::ZERO + at);
+                    self.events.push_back(Event::Exited(Exited { local_rank, pid, exit, at }));
                 }
             }
             Notice::DeadlinePassed { at } => {
-                self.events.push_back(Event::DeadlineKilled { at: at.into() });
+                self.events.push_back(Event::DeadlineKilled { at: Time::ZERO + at });
                 let phase = StopPhase::Killed(Instant::now() + SURVIVOR_NOTICE);
                 self.stopping = Some(Stopping { signal: Signal::KILL, phase });
             }

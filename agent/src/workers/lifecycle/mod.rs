@@ -23,18 +23,13 @@ use crate::workers::socket::{Awareness, WorkerSocket};
 use crate::workers::watchdog::Watchdog;
 
 mod phase;
-mod warmth;
 
 use phase::LocalPhase as Phase;
-use warmth::{WarmingUp, Warmth};
 
-/// This node's workers.
 pub(crate) struct WorkersLifecycle {
-    /// The workers' processes.
     pub group: LocalGroup,
     /// The socket on which they talk to the agent.
     pub socket: WorkerSocket,
-    /// Watches the workers for hangs.
     pub watchdog: Watchdog,
     /// The GPUs that the workers compute on.
     pub gpus: GpuHolders,
@@ -50,13 +45,11 @@ pub(crate) struct WorkersLifecycle {
     seat: Option<Sealed>,
 }
 
-/// How the wait ended.
 pub(crate) enum Waited {
     /// The GPUs are free, or the wait for them was long enough. This waited for them.
     GpusFree(Waiting),
     /// A worker may have quiesced or be warm, or is overdue.
     RestMoved,
-    /// The final save is over.
     Saved,
 }
 
@@ -72,6 +65,41 @@ impl Resting {
     /// When both times begin to count: the workers have been asked to quiesce, and know that a round is forming.
     fn since(&self, forming: Option<Instant>) -> Option<Instant> {
         forming.map(|forming| forming.max(self.began))
+    }
+}
+
+/// Workers that were started ahead of their round.
+pub(crate) struct WarmingUp {
+    /// The time in which to stop them if they cannot warm up.
+    grace: Duration,
+    /// When they must be warm.
+    until: Instant,
+}
+
+/// Whether the workers are ready.
+#[derive(Debug, PartialEq, Eq)]
+enum Warmth {
+    /// Some are not ready yet.
+    Wait,
+    /// All are ready.
+    Warm,
+    /// They cannot be started ahead, for this reason.
+    Cold(&'static str),
+}
+
+/// Decides by what each living worker can do. `slots` is how many workers there should be. Either all workers of a node
+/// stay, or none.
+fn warmth(slots: usize, living: &[Awareness], overdue: bool) -> Warmth {
+    if living.len() < slots {
+        return Warmth::Cold("one has ended");
+    }
+    if living.contains(&Awareness::Unaware) {
+        return Warmth::Cold("one has not registered as round-aware, so it needs its place when it starts");
+    }
+    match living.iter().all(|awareness| *awareness == Awareness::Quiesced) {
+        true => Warmth::Warm,
+        false if overdue => Warmth::Cold("one has not registered in time; --warm-up sets the limit"),
+        false => Warmth::Wait,
     }
 }
 
@@ -283,8 +311,8 @@ impl WorkersLifecycle {
         let resting = match &self.phase {
             Phase::Resting(resting) => resting,
             Phase::WarmingUp(warming) => {
-                let (warmth, grace) =
-                    (warming.warmth(self.group.slots(), &self.awareness(), Instant::now()), warming.grace);
+                let (grace, overdue) = (warming.grace, Instant::now() >= warming.until);
+                let warmth = warmth(self.group.slots() as usize, &self.awareness(), overdue);
                 return self.warmed(warmth, grace);
             }
             Phase::Settled | Phase::Pending(_) | Phase::Saving(_) => return None,
@@ -346,9 +374,6 @@ impl WorkersLifecycle {
     }
 
     /// Begins to stop all workers, and gives up a start that waits. See [`LocalGroup::stop`].
-    ///
-    /// # Errors
-    /// The guard cannot be asked.
     pub(crate) fn stop(&mut self, grace: Duration) -> Result<(), GuardClientError> {
         self.phase.turn(Phase::Settled);
         self.watchdog.end();
@@ -408,5 +433,19 @@ mod tests {
         ] {
             assert_eq!((rest(living, false), rest(living, true)), (in_time, overdue), "{living:?}");
         }
+    }
+
+    #[test]
+    fn all_workers_are_warm_or_none_is_kept() {
+        use Awareness::{Aware, Quiesced, Unaware, Unknown};
+        let cold = |living: &[Awareness], overdue| matches!(warmth(2, living, overdue), Warmth::Cold(_));
+        for living in [&[][..], &[Quiesced], &[Unaware, Quiesced], &[Unaware, Unknown]] {
+            assert!(cold(living, false) && cold(living, true), "{living:?}");
+        }
+        for living in [[Unknown, Unknown], [Unknown, Quiesced], [Aware, Quiesced]] {
+            assert_eq!(warmth(2, &living, false), Warmth::Wait, "{living:?}");
+            assert!(cold(&living, true), "{living:?}");
+        }
+        assert_eq!(warmth(2, &[Quiesced, Quiesced], true), Warmth::Warm);
     }
 }

@@ -15,7 +15,6 @@ use crate::workers::final_save::Saving;
 /// What the node waits for.
 #[derive(Default)]
 pub(crate) enum LocalPhase {
-    /// Nothing.
     #[default]
     Settled,
     /// GPUs that processes of an earlier round still hold. Then workers are started.

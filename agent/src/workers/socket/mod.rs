@@ -46,9 +46,6 @@ pub struct WorkerSocket {
 
 impl WorkerSocket {
     /// Listens at `path`, for this user alone. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// [`SocketError`] names the path.
     pub fn open(
         path: &Path,
         rendezvous: JobStore,

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use elastic_rendezvous::time::Time;
 
+use crate::machine::field;
+
 /// A worker's state is sampled this many times within the time that it may spend in an uninterruptible wait.
 const SAMPLES: u32 = 8;
 
@@ -19,7 +21,6 @@ pub(crate) struct HangLimits {
     pub uninterruptible: Option<Duration>,
 }
 
-/// Why a worker counts as hung.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The worker gave no sign of progress for this time.
@@ -49,14 +50,11 @@ impl fmt::Display for Cause {
     }
 }
 
-/// A deadline that has passed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Expired {
-    /// The worker.
     pub local_rank: u32,
     /// The process. This is the worker, or for a timer perhaps one of the worker's children.
     pub pid: i32,
-    /// Why the deadline passed.
     pub cause: Cause,
 }
 
@@ -72,9 +70,8 @@ pub(crate) struct Sample {
 impl Sample {
     /// Parses the text of `/proc/<pid>/status`. `None` if the text is something else.
     pub(crate) fn parse(status: &str) -> Option<Sample> {
-        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-        let state = field("State:")?;
-        let waits = field("voluntary_ctxt_switches:")?.parse().ok()?;
+        let state = field(status, "State")?;
+        let waits = field(status, "voluntary_ctxt_switches")?.parse().ok()?;
         Some(Sample { uninterruptible: state.starts_with('D'), waits })
     }
 }
@@ -106,7 +103,6 @@ pub(crate) struct Deadlines {
 }
 
 impl Deadlines {
-    /// Watches no workers yet.
     pub(crate) fn new(limits: HangLimits) -> Deadlines {
         Deadlines { limits, ..Deadlines::default() }
     }
@@ -150,7 +146,6 @@ impl Deadlines {
         }
     }
 
-    /// Records a sample of a worker's state.
     pub(crate) fn sampled(&mut self, now: Time, local_rank: u32, sample: Sample) {
         self.sampled = now;
         if let Some(worker) = self.workers.get_mut(&local_rank) {

@@ -40,23 +40,17 @@ pub(crate) struct WatchOptions {
 /// The newest step that a worker, given by local rank, has reported, and when it first reported that step.
 pub(crate) type Steps = Arc<dyn Fn(u32) -> Option<(u64, Time)> + Send + Sync>;
 
-/// A worker to watch.
 #[derive(Debug, Clone)]
 pub(crate) struct Watched {
-    /// Local rank of the worker.
     pub local_rank: u32,
-    /// Its process id.
     pub pid: i32,
     /// Its log directory, if it has one. Its output is looked up there, and its stacks are written there.
     pub directory: Option<PathBuf>,
 }
 
-/// A worker that hangs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// The round of the workers.
     pub round: u64,
-    /// Local rank of the worker.
     pub local_rank: u32,
     /// The signal to end it with.
     pub signal: Signal,
@@ -95,7 +89,6 @@ impl Watchdog {
         self.order(Order::Begin { round, workers });
     }
 
-    /// A worker has exited.
     pub(crate) fn ended(&self, local_rank: u32) {
         self.order(Order::Ended { local_rank });
     }

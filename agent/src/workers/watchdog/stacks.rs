@@ -15,6 +15,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::guard::tree::{self, Process};
+use crate::machine::field;
 
 /// The longest time for one process.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -29,7 +30,6 @@ const MOST_TEXT: usize = 256 * 1024;
 /// The longest excerpt, in bytes. The excerpt becomes part of a failure's message.
 const EXCERPT: usize = 160;
 
-/// The stacks of one worker.
 #[derive(Debug)]
 pub(super) struct Stacks {
     /// All stacks, for a file.
@@ -159,8 +159,7 @@ fn thread(pid: i32, id: i32) -> Thread {
     // `cmdline`, `environ` and `maps` are not read, because reading them takes a lock that a stuck process may hold.
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/task/{id}/{name}")).unwrap_or_default();
     let status = read("status");
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim();
-    let (name, state) = (field("Name:"), field("State:"));
+    let (name, state) = (field(&status, "Name").unwrap_or("?"), field(&status, "State").unwrap_or("?"));
     let wait = read("wchan");
     let wait = if wait.is_empty() || wait == "0" { "" } else { wait.trim() };
     let call = read("syscall");

@@ -32,7 +32,6 @@ pub(crate) enum Timers {
     Off,
     /// Through a pipe whose name the agent chooses.
     Fresh,
-    /// Through a pipe at this path.
     At(PathBuf),
 }
 
@@ -48,27 +47,18 @@ pub(crate) struct TimerFileError {
     source: io::Error,
 }
 
-/// A request of a worker's process.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum TimerRequest {
     /// End the process with the signal, unless another request comes within this time.
     Set {
-        /// The process.
         pid: i32,
-        /// The process's name for the timer.
         scope: String,
-        /// The time left from now on.
         left: Duration,
         /// The signal's number. Zero or less: no signal.
         signal: i32,
     },
     /// The process left the scope in time.
-    Release {
-        /// The process.
-        pid: i32,
-        /// The process's name for the timer.
-        scope: String,
-    },
+    Release { pid: i32, scope: String },
 }
 
 #[derive(Deserialize)]
@@ -101,9 +91,6 @@ pub(crate) struct TimerFile {
 impl TimerFile {
     /// Makes the pipe at `path`, for this user alone. Replaces a leftover pipe, but not a file of another kind. Must be
     /// called within a tokio runtime.
-    ///
-    /// # Errors
-    /// [`TimerFileError`] names the path.
     pub(crate) fn open(path: &Path) -> Result<TimerFile, TimerFileError> {
         use std::os::unix::fs::FileTypeExt;
         let failed = |source: io::Error| TimerFileError { path: path.to_owned(), source };
@@ -122,9 +109,6 @@ impl TimerFile {
 
     /// Opens the pipe at the path that the user named, or else a pipe with a fresh name in `runtime`. Must be called
     /// within a tokio runtime.
-    ///
-    /// # Errors
-    /// As for [`TimerFile::open`].
     pub(crate) fn as_asked(timers: &Timers, runtime: &Path) -> Result<Option<TimerFile>, TimerFileError> {
         match timers {
             Timers::Off => Ok(None),
@@ -136,7 +120,6 @@ impl TimerFile {
         }
     }
 
-    /// The pipe's path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

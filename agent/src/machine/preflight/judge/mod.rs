@@ -35,22 +35,17 @@ const THROTTLED: u64 = 0x8 | 0x20 | 0x40 | 0x80;
 /// What a finding means for the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// As it should be.
     Fit,
     /// The node may join; somebody should look.
     Warning,
-    /// The node must not join.
     Unfit,
-    /// It could not be checked.
     Unknown,
 }
 
 /// One line: what was found, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
-    /// What it means.
     pub state: State,
-    /// What was found.
     pub seen: String,
     /// What to do; empty where nothing is to be done.
     pub advice: String,
@@ -66,27 +61,21 @@ impl fmt::Display for Finding {
 /// A number, or why it could not be read.
 pub(crate) type Reading<T> = Result<T, String>;
 
-/// A GPU that workers will use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuReading {
-    /// NVML's index.
     pub index: u32,
-    /// Its health, or why it does not answer.
     pub health: Reading<GpuHealth>,
     /// Its Xids that the kernel's log holds; an error where the log cannot be read.
     pub xids: Reading<Vec<u32>>,
 }
 
-/// What was read of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Readings {
     /// Folders for logs and for temporary files, and their free bytes.
     pub folders: Vec<(String, Reading<u64>)>,
-    /// Free bytes of `/dev/shm`.
     pub shared: Reading<u64>,
     /// Descriptors that a process may have: its hard limit, `u64::MAX` for no limit.
     pub files: u64,
-    /// How many GPUs the workers need.
     pub needed_gpus: u32,
     /// How many there are, or why the driver does not tell.
     pub gpus: Reading<Vec<GpuReading>>,
@@ -97,15 +86,11 @@ pub(crate) struct Readings {
 pub(crate) enum Ended {
     /// With this exit code, after these last lines.
     Exited(i32, Vec<String>),
-    /// By this signal.
     Killed(i32),
-    /// It took longer than this.
     Late(Duration),
-    /// It could not be started.
     NotStarted(String),
 }
 
-/// All built-in findings.
 pub(crate) fn all(readings: &Readings) -> Vec<Finding> {
     let folders = readings.folders.iter().map(|(folder, free)| folder_space(folder, free));
     let mut findings: Vec<Finding> = folders.collect();
@@ -124,6 +109,14 @@ pub(super) fn unknown(what: &str, why: &str) -> Finding {
     finding(State::Unknown, format!("{what}: {why}"), "")
 }
 
+fn of_amount(there: u64, least: u64, usual: u64) -> State {
+    match there {
+        _ if there < least => State::Unfit,
+        _ if there < usual => State::Warning,
+        _ => State::Fit,
+    }
+}
+
 fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
 }
@@ -133,7 +126,7 @@ fn folder_space(folder: &str, free: &Reading<u64>) -> Finding {
         Ok(free) => *free,
         Err(why) => return unknown(&format!("free space in {folder}"), why),
     };
-    let state = if free < LEAST_FREE { State::Unfit } else { State::Fit };
+    let state = of_amount(free, LEAST_FREE, LEAST_FREE);
     let seen = format!("{} free in {folder}, of {} needed", mib(free), mib(LEAST_FREE));
     finding(state, seen, "make room there, or name another folder with --log-dir or TMPDIR")
 }
@@ -143,21 +136,13 @@ fn shared_memory(free: &Reading<u64>) -> Finding {
         Ok(free) => *free,
         Err(why) => return unknown("free shared memory in /dev/shm", why),
     };
-    let state = match free {
-        free if free < LEAST_SHARED => State::Unfit,
-        free if free < USUAL_SHARED => State::Warning,
-        _ => State::Fit,
-    };
+    let state = of_amount(free, LEAST_SHARED, USUAL_SHARED);
     let seen = format!("{} free in /dev/shm, of {} needed", mib(free), mib(LEAST_SHARED));
     finding(state, seen, "remove what dead processes left there, or give the container more (docker run --shm-size)")
 }
 
 fn open_files(limit: u64) -> Finding {
-    let state = match limit {
-        limit if limit < LEAST_FILES => State::Unfit,
-        limit if limit < USUAL_FILES => State::Warning,
-        _ => State::Fit,
-    };
+    let state = of_amount(limit, LEAST_FILES, USUAL_FILES);
     let seen = if limit == u64::MAX {
         "no limit on open files".to_owned()
     } else {
@@ -238,7 +223,6 @@ fn wrong_with(gpu: &GpuReading) -> Vec<Finding> {
     findings
 }
 
-/// The finding of the user's own command.
 pub(crate) fn command(command: &str, ended: &Ended) -> Finding {
     const ADVICE: &str = "it is given with --preflight-command";
     let say = |state, what: String| finding(state, format!("`{command}` {what}"), ADVICE);

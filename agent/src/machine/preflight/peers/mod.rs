@@ -12,7 +12,6 @@ pub(crate) const MEASURED: usize = 3;
 /// So many are asked at most: some may be busy with others.
 pub(crate) const ASKED: usize = 8;
 
-/// Bits per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BitRate(pub u64);
 
@@ -26,12 +25,9 @@ impl fmt::Display for BitRate {
     }
 }
 
-/// A node to measure from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// Which.
     pub node: NodeId,
-    /// Where its agent listens.
     pub at: Endpoint,
 }
 

@@ -17,7 +17,6 @@ use super::ring::Ring;
 /// How long the rest of a line is waited for.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// A stream that is being read.
 #[derive(Debug)]
 pub(super) struct Text {
     origin: Origin,
@@ -25,7 +24,6 @@ pub(super) struct Text {
     left: u64,
     /// The beginning of a line whose end has not come.
     pending: Vec<u8>,
-    /// When the last bytes came.
     moved: Time,
 }
 
@@ -76,10 +74,7 @@ impl Text {
     }
 
     /// The next piece: whole lines, or the beginning of a line that is long, or whose end does not come in a while or
-    /// is not to be waited for. `None`: there is nothing now.
-    ///
-    /// # Errors
-    /// A file cannot be read. Nothing follows.
+    /// is not to be waited for. `None`: there is nothing now. Nothing follows after an error.
     pub(super) fn next(&mut self, to_the_end: bool) -> io::Result<Option<Vec<u8>>> {
         let mut piece = [0; CHUNK];
         loop {

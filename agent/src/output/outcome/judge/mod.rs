@@ -9,16 +9,13 @@ use crate::guard::{Exit, signal_name};
 use super::recorded::Recorded;
 use crate::machine::out_of_memory::Victims;
 
-/// The facts that are known of a worker's end.
 #[derive(Debug, Clone)]
 pub(crate) struct Evidence {
     /// How it ended. It did not succeed, and the agent did not stop it.
     pub exit: Exit,
     /// The class and message that it told the agent over the socket.
     pub told: Option<(Blame, String)>,
-    /// The content of its error file.
     pub recorded: Option<Recorded>,
-    /// The last lines of its standard error.
     pub stderr: Vec<String>,
     /// The out-of-memory killer's victims when the round began.
     pub before: Victims,
