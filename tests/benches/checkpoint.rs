@@ -22,7 +22,6 @@ use rustix::fs::{MemfdFlags, memfd_create};
 const SAVES: u64 = 100;
 /// Writes beside dd's.
 const RACES: u64 = 15;
-/// Samples in a step.
 const BATCH: usize = 64;
 const LONG: Duration = Duration::from_secs(120);
 
@@ -109,7 +108,6 @@ fn read(folder: &Path, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// A state that an optimizer moves.
 struct Training {
     model: Mlp,
     entries: Vec<Entry>,

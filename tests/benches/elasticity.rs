@@ -125,7 +125,6 @@ fn recording() -> f64 {
     begun.elapsed().as_secs_f64() * 1e6 / turns as f64
 }
 
-/// A model whose step takes no time.
 struct Nothing([Tensor; 1]);
 
 impl Nothing {

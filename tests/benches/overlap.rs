@@ -43,7 +43,6 @@ fn compare(name: &str, network: &Network) -> Result<()> {
     Ok(())
 }
 
-/// Where the workers are.
 enum Network {
     Loopback,
     Slow(Namespaces),

@@ -28,7 +28,6 @@ const MOST_ON_ANY: u32 = 2_000;
 const SETTLE: Duration = Duration::from_secs(3);
 const REST: Duration = Duration::from_secs(10);
 
-/// Processor time used so far.
 #[derive(Clone, Copy)]
 struct Used {
     leader: Duration,
@@ -48,7 +47,6 @@ impl Used {
     }
 }
 
-/// What one job showed.
 struct Sample {
     first: Duration,
     again: Duration,

@@ -17,13 +17,11 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 const CLIENTS: [usize; 4] = [1, 8, 64, 256];
 /// Odd, for a median. Many and short, so that what a shared host takes away now and then falls into few of them.
 const REPETITIONS: usize = 101;
-/// One measurement of one server.
 const SPAN: Duration = Duration::from_millis(20);
 const BARRIER: usize = 512;
 const BARRIERS: usize = 15;
 const VALUE: usize = 64;
 const KEYS: usize = 8;
-/// The argument with which this program serves.
 const SERVE: &str = "serve-the-store";
 
 fn main() -> Result<()> {
@@ -116,7 +114,6 @@ fn barriers(servers: &[Server]) -> Result<()> {
     Ok(())
 }
 
-/// Serves until standard input ends.
 fn serve() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     rustix::net::listen(&listener, 4096)?;
@@ -126,7 +123,6 @@ fn serve() -> Result<()> {
     Ok(())
 }
 
-/// A process that serves.
 #[derive(Clone, Copy)]
 struct Server {
     port: u16,

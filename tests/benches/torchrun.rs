@@ -17,7 +17,6 @@ const LAUNCHES: usize = 5;
 const RECOVERIES: usize = 3;
 const IDLE: Duration = Duration::from_secs(20);
 
-/// What is measured once, of one launcher.
 type Measure = fn(Launcher) -> Result<f64>;
 
 fn main() -> Result<()> {

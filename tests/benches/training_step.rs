@@ -15,7 +15,6 @@ use elastic_trainer::model::{Gpt, Mlp, Model};
 use step::{GPTS, MLP, Run, Shards};
 
 const BLOCKS: usize = 9;
-/// What one block takes, about.
 const BLOCK_MS: f64 = 600.0;
 
 fn main() -> Result<()> {

@@ -12,17 +12,15 @@ import time
 
 import torch
 
+from models import bench_network
+
 MEANS, STEPS_FILE = sys.argv[1:3]
 REPLICAS, BATCH, SECONDS = int(os.environ["REPLICAS"]), 32, 0.05
 SAVE, JOINS = (pathlib.Path(STEPS_FILE).with_name(name) for name in ("saved.pt", "joins"))
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-# 2.6 million parameters, 10 MB.
-model = torch.nn.Sequential(
-    torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.ReLU(),
-    torch.nn.Linear(1024, 1000),
-)  # fmt: skip
+model = bench_network()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 inputs, labels = torch.randn(REPLICAS * BATCH, 512), torch.randint(1000, (REPLICAS * BATCH,))
 steps_file = os.open(STEPS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

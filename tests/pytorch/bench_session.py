@@ -13,18 +13,11 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastic_agent.torch as elastic
+from models import bench_network
 
 BLOCKS, STEPS, BATCH = int(sys.argv[1]) if len(sys.argv) > 1 else 15, 20, 32
 torch.set_num_threads(1)
 torch.manual_seed(0)
-
-
-def network():
-    """2.6 million parameters, 10 MB."""
-    return torch.nn.Sequential(
-        torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.ReLU(),
-        torch.nn.Linear(1024, 1000),
-    )  # fmt: skip
 
 
 def block(batches, train):
@@ -34,7 +27,7 @@ def block(batches, train):
     return (time.perf_counter() - began) / STEPS * 1000
 
 
-ours, theirs = network(), network()
+ours, theirs = bench_network(), bench_network()
 optimizer = torch.optim.AdamW(ours.parameters())
 world = int(os.environ["WORLD_SIZE"])
 samples = BATCH * world * STEPS * (BLOCKS + 2)

@@ -12,15 +12,14 @@ import torch
 import torch.distributed as dist
 
 import elastic_agent.torch as elastic
+from models import bench_network
 
 BLOCKS, STEPS, BATCH = int(sys.argv[1]) if len(sys.argv) > 1 else 15, 20, 32
 torch.set_num_threads(1)
 torch.manual_seed(0)
 dist.init_process_group("gloo")
-# 2.6 million parameters, with AdamW's moments 31 MB of state.
-model = torch.nn.Sequential(
-    torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1000)
-)
+# With AdamW's moments 31 MB of state.
+model = bench_network()
 trained = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 optimizer = torch.optim.AdamW(model.parameters())
 inputs, labels = torch.randn(BATCH, 512), torch.randint(1000, (BATCH,))

@@ -147,11 +147,6 @@ def tell(event, **facts):
     harness.trace(event, pid=os.getpid(), at=time.monotonic(), step=session.step_number, **{**facts, **place})
 
 
-def epochs():
-    """How many the test wants: no end until it has said so."""
-    return int((harness.DIR / "epochs").read_text()) if harness.is_set("epochs") else 1_000_000
-
-
 def size():
     return sum(float(one.detach().abs().sum()) for one in model.parameters())
 
@@ -171,7 +166,7 @@ session = elastic.Session(
 session._gradients.remove()
 session._gradients = Gradients(model.parameters(), bucket_bytes=4096)
 with session:
-    while session.epoch < epochs():
+    while session.epoch < harness.wanted("epochs"):
         for inputs, targets, places in session.steps(loader, epochs=session.epoch + 1):
             tell("uses", epoch=session.epoch, used=places.tolist())
             if STAND_IN and session.world_size > 1:

@@ -44,15 +44,6 @@ def train(model, broken=lambda session: False):
     return begun
 
 
-def refused(complaint, call):
-    try:
-        call()
-    except ValueError as error:
-        assert complaint in str(error), error
-    else:
-        raise AssertionError(f"{complaint!r} was not refused")
-
-
 def rank(port, number):
     os.environ.update(LOCAL_RANK=str(number % LOCAL), LOCAL_WORLD_SIZE=str(LOCAL), RANK=str(number), WORLD_SIZE="4")
     torch.set_num_threads(1)
@@ -60,10 +51,10 @@ def rank(port, number):
     mesh = elastic.node_mesh()
     alone = init_device_mesh("cpu", (LOCAL, 1), mesh_dim_names=("all", "one"))["one"]
     other = fully_shard(built(seed=0), mesh=alone)
-    refused("node_mesh()", lambda: elastic.Session(other, None, None))
+    ranks.refused("node_mesh()", lambda: elastic.Session(other, None, None))
     model = built(seed=number // LOCAL)
     fully_shard(model[0], mesh=mesh)
-    refused("'2.weight' is not sharded", lambda: elastic.Session(model, None, None))
+    ranks.refused("'2.weight' is not sharded", lambda: elastic.Session(model, None, None))
     fully_shard(model, mesh=mesh)
 
     # When one rank's sum is broken in step 4, then no rank has applied it, and all do it again
@@ -117,8 +108,8 @@ def decisions():
     peers = peers_of(place, 0, 2)
     assert (peers["rank"], peers["world_size"], peers["among"], peers["round"]) == (1, 2, "part 0", 3)
     # Three workers on one node, and one on the other
-    refused("different numbers of workers", lambda: peers_of({**place, "rank": 3}, 0, 1))
-    refused("different numbers of workers", lambda: peers_of({**place, "group_rank": 0}, 2, 3))
+    ranks.refused("different numbers of workers", lambda: peers_of({**place, "rank": 3}, 0, 1))
+    ranks.refused("different numbers of workers", lambda: peers_of({**place, "group_rank": 0}, 2, 3))
     assert newest_of_all([[(7, 1), (8, 1)], [(8, 1), (9, 1)]]) == (8, 1)
     # The same step of another round is another step
     assert newest_of_all([[(8, 2), (7, 1)], [(8, 1), (7, 1)]]) == (7, 1)

@@ -17,9 +17,9 @@ NODE = os.environ.get("ELASTIC_NODE", "node")
 ROUND = int(os.environ.get("ELASTIC_ROUND", os.environ["TORCHELASTIC_RESTART_COUNT"]))
 
 
-def _append(name: str, line: str) -> None:
+def append(path: pathlib.Path, line: str) -> None:
     # One write, so that lines of several processes do not mix.
-    file = os.open(DIR / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(file, line.encode() + b"\n")
     finally:
@@ -30,18 +30,23 @@ def report_start() -> None:
     """Says that this worker has started. Called before the slow import of torch."""
     names = "RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_RESTART_COUNT".split()
     master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    _append("starts", " ".join([NODE, str(ROUND), *(os.environ[name] for name in names), str(os.getpid()), master]))
+    append(DIR / "starts", " ".join([NODE, str(ROUND), *(os.environ[name] for name in names), str(os.getpid()), master]))
 
 
 def trace(event: str, **facts) -> None:
     """Adds to the trace."""
     place = {"node": NODE, "round": ROUND, "rank": RANK, "size": WORLD_SIZE}
-    _append("trace", json.dumps({"event": event, **place, **facts}))
+    append(DIR / "trace", json.dumps({"event": event, **place, **facts}))
 
 
 def is_set(word: str) -> bool:
     """Whether the test has said `word`."""
     return (DIR / word).exists()
+
+
+def wanted(word: str) -> int:
+    """The number that the test has written to `word`: without an end until then."""
+    return int((DIR / word).read_text()) if is_set(word) else 1_000_000
 
 
 def wait_for(word: str, seconds: float = 60) -> None:

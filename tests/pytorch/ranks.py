@@ -43,6 +43,16 @@ def alone():
     os.environ["WORLD_SIZE"], worker.available = "1", lambda: False
 
 
+def refused(complaint, call):
+    """Sees that a call is refused with this complaint."""
+    try:
+        call()
+    except ValueError as error:
+        assert complaint in str(error), error
+    else:
+        raise AssertionError(f"{complaint!r} was not refused")
+
+
 def run(count, rank, seconds=40):
     """Calls `rank` with each number below `count`, in a process of its own. The test fails if one fails or hangs."""
     children = []

@@ -69,11 +69,6 @@ def tell(event, step, **facts):
     harness.trace(event, step=step, epoch=session.epoch, pid=os.getpid(), at=time.monotonic(), **facts)
 
 
-def epochs():
-    """How many the test wants: no end until it has said so."""
-    return int((harness.DIR / "epochs").read_text()) if harness.is_set("epochs") else 1_000_000
-
-
 def whole(parameter):
     return parameter.detach().full_tensor() if "sharded" in sys.argv[1:] else parameter.detach()
 
@@ -99,7 +94,7 @@ session = elastic.Session(
 )
 with session:
     tell("begin", session.step_number, loader=type(loader).__name__)
-    while session.epoch < epochs():
+    while session.epoch < harness.wanted("epochs"):
         for images, numbers, places in session.steps(loader, epochs=session.epoch + 1):
             step = session.step_number
             tell("uses", step, used=places.tolist())

@@ -82,8 +82,7 @@ if resumed:
     assert resumed.more == {"seen": step * BATCH}, resumed
 harness.trace("begin", step=step, source=resumed.source if resumed else "nothing", sum=size(), digest=digest())
 while True:
-    end = int((harness.DIR / "end").read_text()) if harness.is_set("end") else 1_000_000
-    told = torch.tensor([end, harness.is_set("hold-b")])
+    told = torch.tensor([harness.wanted("end"), harness.is_set("hold-b")])
     dist.broadcast(told, 0)
     end, waits_for_nobody = told.tolist()
     if step >= end:

@@ -87,7 +87,6 @@ async fn on_etcd(time: Duration) {
 struct Run {
     choices: SmallRng,
     config: EtcdConfig,
-    /// What the store held before.
     first: Revision,
     watcher: Watcher,
     over: Arc<AtomicBool>,

@@ -6,7 +6,6 @@ use std::time::UNIX_EPOCH;
 use anyhow::{Context, Result, ensure};
 use elastic_tests::prelude::*;
 
-/// The longest that anything takes here.
 pub(crate) const WITHIN: Duration = Duration::from_secs(120);
 
 /// Whose launcher is measured: torchrun's if there is a PyTorch.
@@ -28,7 +27,6 @@ impl Launcher<'_> {
     }
 }
 
-/// One start of a worker.
 #[derive(Clone, Copy)]
 pub(crate) struct Started {
     pub(crate) pid: u32,
@@ -54,7 +52,6 @@ impl Sleepers {
         Ok(Sleepers { dir, launchers: Vec::new() })
     }
 
-    /// Starts a launcher with these flags.
     pub(crate) fn start(&mut self, launcher: Launcher, flags: &[&str]) {
         let mut command = launcher.command();
         command.args(flags).arg("--no-python").arg(self.dir.path().join("worker.sh"));
@@ -62,7 +59,6 @@ impl Sleepers {
         self.launchers.push(Process::spawn_as("launcher", command, Path::new("/dev/null")));
     }
 
-    /// The workers that have started and live.
     pub(crate) fn living(&self) -> Vec<Started> {
         let text = fs::read_to_string(self.dir.path().join("starts")).unwrap_or_default();
         let parse = |line: &str| -> Option<Started> {
@@ -110,7 +106,6 @@ pub(crate) fn wait<T>(what: &str, condition: impl Fn() -> Option<T>) -> Result<T
     }
 }
 
-/// Nanoseconds since 1970, as workers tell them.
 pub(crate) fn now() -> Result<u128> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH).context("the time")?.as_nanos())
 }

@@ -14,9 +14,7 @@ pub(crate) struct EtcdLoad {
     pub(crate) requests: f64,
     /// Calls that were not.
     pub(crate) refused: f64,
-    /// Renewals of leases.
     pub(crate) renewals: f64,
-    /// Events told by watches.
     pub(crate) events: f64,
     /// Bytes of all messages, without what gRPC and HTTP add.
     pub(crate) received: f64,
@@ -29,13 +27,11 @@ pub(crate) struct EtcdLoad {
 }
 
 impl EtcdLoad {
-    /// Asks etcd.
     pub(crate) async fn of(address: &str) -> Result<EtcdLoad> {
         let text = String::from_utf8(get(address, "/metrics").await?)?;
         Ok(parse(&text))
     }
 
-    /// For each node.
     pub(crate) fn each(&self, nodes: u32) -> Load {
         let nodes = f64::from(nodes);
         Load {
@@ -93,7 +89,6 @@ fn parse(text: &str) -> EtcdLoad {
     }
 }
 
-/// What etcd says its version is.
 pub(crate) async fn version(address: &str) -> Result<String> {
     let answer: serde_json::Value = serde_json::from_slice(&get(address, "/version").await?)?;
     Ok(answer["etcdserver"].as_str().context("a version")?.to_owned())

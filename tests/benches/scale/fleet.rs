@@ -11,42 +11,33 @@ use elastic_tests::rack::{Frozen, Rack};
 /// Racks of a job, besides those of the node that leads first and of those that are to die alone.
 const RACKS: u32 = 25;
 
-/// Nodes that share a thread.
 pub(crate) struct Group {
     rack: Rack,
     nodes: Vec<InProcessNode>,
 }
 
 impl Group {
-    /// Their names.
     pub(crate) fn names(&self) -> Vec<String> {
         self.nodes.iter().map(|node| node.name.clone()).collect()
     }
 
-    /// How many there are.
     pub(crate) fn size(&self) -> u32 {
         self.nodes.len() as u32
     }
 
-    /// The thread.
     pub(crate) fn rack(&self) -> &Rack {
         &self.rack
     }
 }
 
-/// A job and its nodes.
 pub(crate) struct Fleet {
     address: String,
     job: JobId,
     keys: Keys,
     spec: Spec,
-    /// Where the bench itself looks.
     store: EtcdStore,
-    /// The node that leads first.
     pub(crate) first: Option<Group>,
-    /// Nodes that die alone.
     pub(crate) singles: Vec<Group>,
-    /// All others.
     pub(crate) racks: Vec<Group>,
 }
 
@@ -103,12 +94,10 @@ impl Fleet {
         self.groups().flat_map(|group| &group.nodes)
     }
 
-    /// How many nodes there are.
     pub(crate) fn size(&self) -> u32 {
         self.groups().map(Group::size).sum()
     }
 
-    /// How many have workers at work.
     pub(crate) fn at_work(&self) -> u32 {
         self.nodes().filter(|node| node.place.borrow().is_some()).count() as u32
     }
@@ -133,14 +122,12 @@ impl Fleet {
         Ok(times)
     }
 
-    /// Freezes a rack.
     pub(crate) fn freeze(&mut self) -> Result<(Group, Frozen)> {
         let group = self.racks.pop().context("a rack")?;
         let frozen = group.rack.freeze();
         Ok((group, frozen))
     }
 
-    /// Waits for a leader that fits.
     pub(crate) async fn until_led(
         &self,
         within: Duration,
@@ -198,7 +185,6 @@ impl Fleet {
         })
     }
 
-    /// One worker fails.
     pub(crate) fn fail_one(&self) -> Result<()> {
         let node = self.racks.last().and_then(|group| group.nodes.last()).context("a node")?;
         node.fail(elastic_rendezvous::job::FailureClass::Own, "on purpose");

@@ -18,7 +18,6 @@ use self::etcd_load::{EtcdLoad, version};
 use self::fleet::Fleet;
 use self::report::{Churned, Point, Rest, Step};
 
-/// The longest that anything here may take.
 const WITHIN: Duration = Duration::from_secs(180);
 
 /// How long a job runs before its cost at rest is measured.

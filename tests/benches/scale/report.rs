@@ -11,17 +11,13 @@ use super::etcd_load::EtcdLoad;
 /// The size that the model looks ahead to.
 const AHEAD: u32 = 10_000;
 
-/// Something that happened to all nodes.
 pub(crate) struct Step {
     pub(crate) what: &'static str,
-    /// How many they were.
     pub(crate) nodes: u32,
-    /// How long each took, the quickest first.
     pub(crate) times: Vec<Duration>,
     pub(crate) load: EtcdLoad,
 }
 
-/// A minute of churn.
 pub(crate) struct Churned {
     pub(crate) killed: usize,
     pub(crate) rounds: u64,
@@ -32,7 +28,6 @@ pub(crate) struct Churned {
     pub(crate) load: EtcdLoad,
 }
 
-/// A time in which nothing happens.
 pub(crate) struct Rest {
     pub(crate) nodes: u32,
     pub(crate) over: Duration,
@@ -42,7 +37,6 @@ pub(crate) struct Rest {
     pub(crate) own: Duration,
 }
 
-/// All that one size showed.
 pub(crate) struct Point {
     pub(crate) size: u32,
     pub(crate) sizes: Sizes,

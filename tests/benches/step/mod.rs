@@ -11,7 +11,6 @@ use elastic_trainer::model::gpt::{Size, Tokens};
 use elastic_trainer::model::{AdamW, Model, Workspace};
 use elastic_trainer::random::unit;
 
-/// Sizes of the perceptron's layers.
 pub(crate) const MLP: [usize; 4] = [784, 512, 512, 10];
 /// GPTs, with their names and the sequences in a step.
 pub(crate) const GPTS: [(&str, Size, usize); 2] = [
@@ -19,7 +18,6 @@ pub(crate) const GPTS: [(&str, Size, usize); 2] = [
     ("GPT 4.9 M", Size { vocabulary: 512, context: 128, layers: 6, heads: 8, width: 256 }, 8),
 ];
 
-/// Makes the samples of a shard.
 type Make<B> = dyn Fn(u64, &mut B) + Sync;
 
 /// The samples of a step, one shard for each thread. They are made only once, since PyTorch's side has a tensor ready.

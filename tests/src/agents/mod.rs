@@ -3,7 +3,7 @@
 
 mod worker;
 
-pub use worker::{Round, Worker};
+pub use worker::{Round, Worker, started, worker_script};
 
 /// An agent of a job.
 pub use crate::processes::Process as Agent;
@@ -81,7 +81,7 @@ impl Job {
     pub fn met_by(flags: &[&str], nnodes: &str) -> Job {
         let dir = tempfile::Builder::new().prefix("elastic-job-").tempdir().expect("a temporary directory");
         std::fs::create_dir(dir.path().join("run")).expect("a runtime directory");
-        let program = worker::script(dir.path());
+        let program = worker_script(dir.path());
         let mut job = Job {
             dir,
             id: "job".into(),
@@ -345,7 +345,7 @@ impl Job {
 
     /// Every worker that has started, in order.
     pub fn workers(&self) -> Vec<Worker> {
-        worker::started(self.dir.path())
+        started(self.dir.path())
     }
 
     /// Waits until a round of number `at_least` or more runs with `world_size` workers, all of them alive.
@@ -419,13 +419,7 @@ impl Job {
     }
 
     fn show_logs(&self) {
-        for entry in std::fs::read_dir(self.dir.path()).into_iter().flatten().flatten() {
-            if entry.path().extension().is_some_and(|extension| extension == "log") {
-                let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
-                eprintln!("--- {}\n{text}", entry.file_name().display());
-            }
-        }
-        eprintln!("--- starts\n{}", self.read("starts"));
+        show_logs(self.dir.path());
     }
 }
 
@@ -445,6 +439,16 @@ impl Drop for Job {
         if let Some(wrong) = wrong {
             self.show_logs();
             panic!("{wrong}");
+        }
+    }
+}
+
+/// Prints the logs and the list of workers in a job's folder.
+pub fn show_logs(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|extension| extension == "log") || path.ends_with("starts") {
+            eprintln!("--- {}\n{}", entry.file_name().display(), std::fs::read_to_string(path).unwrap_or_default());
         }
     }
 }

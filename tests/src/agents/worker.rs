@@ -23,7 +23,8 @@ exec 3<> "$dir/control.$$"
 if [ "$1" = strays ]; then
   ( setsid bash -c 'echo "$BASHPID" >> "$0/strays"; exec sleep 1000' "$dir" & )
 fi
-echo "$ELASTIC_NODE $ELASTIC_ROUND $RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE \
+# torchrun has neither node nor round.
+echo "${ELASTIC_NODE:-$NODE} ${ELASTIC_ROUND:-0} $RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE \
 $TORCHELASTIC_RESTART_COUNT $$ $MASTER_ADDR:$MASTER_PORT" >> "$dir/starts"
 read -r code <&3
 [ "$code" = 0 ] || echo "error: told to exit with $code" >&2
@@ -53,8 +54,8 @@ def agent():
     return say
 "#;
 
-/// Writes the script; returns its path.
-pub(super) fn script(dir: &Path) -> String {
+/// Writes the script of workers that only say where they are into a folder; returns its path.
+pub fn worker_script(dir: &Path) -> String {
     let path = dir.join("worker.sh");
     std::fs::write(&path, SCRIPT).expect("write the worker's script");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("make it executable");
@@ -184,7 +185,8 @@ pub(super) fn is_alive(pid: u32, dir: &Path) -> bool {
     environment.windows(own.len()).any(|window| window == own)
 }
 
-pub(super) fn started(dir: &Path) -> Vec<Worker> {
+/// Every worker that the script has started in this folder, in order.
+pub fn started(dir: &Path) -> Vec<Worker> {
     let text = std::fs::read_to_string(dir.join("starts")).unwrap_or_default();
     text.lines().filter_map(|line| Worker::parse(line, dir)).collect()
 }

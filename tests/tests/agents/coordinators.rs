@@ -15,9 +15,7 @@ const TRAINING: [&str; 2] = ["--epochs=600", "--hidden=64"];
 enum Moment {
     /// A node has said that its worker failed.
     Failed,
-    /// The next round is forming.
     Forming,
-    /// It is sealed.
     Sealed,
 }
 
@@ -103,7 +101,6 @@ impl Site {
         Versioned::parse(&kv).ok().map(|leader| leader.value)
     }
 
-    /// The replica that leads, once one does.
     async fn leading(&self) -> usize {
         eventually("a replica leads", LONG, async || {
             let peer = self.leader().await?.peer.to_string();

@@ -9,7 +9,6 @@ async fn describes(job: &Job, told: &str) {
     .await;
 }
 
-/// The round's nodes, by name.
 fn sorted(round: &Round) -> Vec<&str> {
     let mut nodes = round.nodes();
     nodes.sort_unstable();

@@ -12,7 +12,6 @@ async fn three(job: &Job) -> ([Agent; 3], Round) {
     (agents, round)
 }
 
-/// The job ends well, everywhere.
 async fn ends_well(job: &Job, agents: &mut [Agent]) {
     job.succeeds(agents).await;
     job.none_is_left(LIMIT).await;

@@ -65,7 +65,6 @@ pub(crate) fn ends_as_undisturbed(agents: &[Agent]) {
     assert!(agents.iter().any(|agent| agent.output().contains(&checksum)), "not {checksum}");
 }
 
-/// What an agent says it has saved.
 fn saved(agent: &Agent) -> Option<u64> {
     let output = agent.output();
     let words = output.split_once("saved step ")?.1;

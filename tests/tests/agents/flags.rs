@@ -84,18 +84,6 @@ async fn a_script_is_run_in_each_of_the_ways_there_are() {
 }
 
 #[tokio::test]
-async fn each_worker_may_see_only_its_own_device() {
-    let launcher = Launcher::default().env("CUDA_VISIBLE_DEVICES", "4,5");
-    let tell = r#"echo "$RANK $LOCAL_RANK $ELASTIC_LOCAL_RANK $CUDA_VISIBLE_DEVICES""#;
-    let flags = ["--virtual-local-rank", "--no-python", "--nproc-per-node"];
-    let two = launcher.run("torchrun", &[&flags[..], &["2", "sh", "-c", tell]].concat()).await;
-    assert_eq!(two.lines(), ["0 0 0 4", "1 0 1 5"], "{two:?}");
-    let three = launcher.run("torchrun", &[&flags[..], &["3", "sh", "-c", tell]].concat()).await;
-    assert_eq!((three.code, three.stdout.as_str()), (1, ""), "nothing is started");
-    assert!(three.stderr.contains("worker 2 has no device of its own"), "{}", three.stderr);
-}
-
-#[tokio::test]
 async fn workers_are_counted_by_what_the_driver_shows() {
     // A stand-in for the driver's library: no GPU is needed, and none is used.
     let gpus = r#"{"GPU-aaaa",0,1,0,{0}},{"GPU-bbbb",0,2,0,{0}},{"GPU-cccc",0,3,0,{0}}"#;
@@ -154,21 +142,6 @@ async fn workers_are_bound_to_cpus_near_their_gpus() {
 }
 
 #[tokio::test]
-async fn signals_that_are_to_be_handled_reach_the_workers() {
-    let launcher = Launcher::default();
-    let worker = "trap 'touch got; exit 0' USR1; touch up; while :; do sleep 0.05; done";
-    let signals = "--signals-to-handle=SIGTERM,SIGUSR1,SIGBOGUS";
-    let agent = launcher.start("torchrun", &[signals, "--no-python", "sh", "-c", worker]);
-    eventually("the worker is up", LIMIT, async || launcher.path("up").exists().then_some(())).await;
-    let pid = Pid::from_raw(agent.id().unwrap() as i32).unwrap();
-    kill_process(pid, Signal::USR1).unwrap();
-    let ended = end(agent).await;
-    assert!(launcher.path("got").exists(), "the worker had the same signal: {ended:?}");
-    assert_eq!(ended.code, 1, "{ended:?}");
-    assert!(ended.stderr.contains("ignoring SIGBOGUS"), "{ended:?}");
-}
-
-#[tokio::test]
 async fn a_signal_before_anything_was_joined_is_a_planned_end() {
     let launcher = Launcher::default();
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -190,27 +163,6 @@ async fn a_signal_before_anything_was_joined_is_a_planned_end() {
     kill_process(Pid::from_raw(agent.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
     within("the agent leaves", LIMIT, hear("leaving before the job was joined")).await;
     assert_eq!(end(agent).await.code, 1);
-}
-
-#[tokio::test]
-async fn the_shutdown_timeout_holds_when_a_peer_failed_and_when_the_agent_is_asked_to_leave() {
-    // Given workers that ignore the polite signal, and torchrun's 30 seconds where nothing else is said.
-    let launcher = Launcher::default();
-    let flags = ["--shutdown-timeout=1", "--nproc-per-node=2", "--no-python", "sh", "-c"];
-    let stubborn = "trap '' TERM; touch up$RANK; while :; do sleep 0.05; done";
-
-    let failing = format!("[ $RANK = 1 ] && {{ while ! [ -e up0 ]; do sleep 0.05; done; exit 3; }}; {stubborn}");
-    let begun = Instant::now();
-    let ended = launcher.run("torchrun", &[&flags[..], &[&failing]].concat()).await;
-    assert_eq!(ended.code, 1, "{ended:?}");
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-
-    let agent = launcher.start("torchrun", &[&flags[..], &[stubborn]].concat());
-    eventually("both are up", LIMIT, async || launcher.path("up1").exists().then_some(())).await;
-    let told = Instant::now();
-    kill_process(Pid::from_raw(agent.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
-    assert_eq!(end(agent).await.code, 1);
-    assert!(told.elapsed() < Duration::from_secs(20), "{:?}", told.elapsed());
 }
 
 #[tokio::test]

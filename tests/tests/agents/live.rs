@@ -23,7 +23,6 @@ const TAIL: u64 = 16 * 1024;
 /// A worker, by its node and its local rank.
 pub(crate) type Worker = (String, u32);
 
-/// The job's workers that live.
 pub(crate) fn workers(job: &Job) -> BTreeMap<Worker, u32> {
     let folder = job.path("run").into_os_string();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -68,7 +67,6 @@ pub(crate) async fn step(trace: &Path, what: &str, limit: Duration, fits: impl F
     .await
 }
 
-/// A number of a trace's line.
 pub(crate) fn number(line: &Value, name: &str) -> u64 {
     line[name].as_u64().unwrap()
 }
@@ -77,13 +75,11 @@ fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-/// A job that trains, and its agents.
 struct ChaosRun {
     job: Job,
     trace: std::path::PathBuf,
     agents: BTreeMap<&'static str, Agent>,
     dice: SmallRng,
-    /// Steps of the whole training.
     total: u64,
     recoveries: Vec<u64>,
 }
@@ -212,7 +208,6 @@ impl ChaosRun {
 pub(crate) struct Undisturbed {
     /// By step, in bits.
     losses: BTreeMap<u64, u64>,
-    /// What it printed of its parameters.
     parameters: String,
 }
 

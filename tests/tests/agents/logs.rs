@@ -18,7 +18,6 @@ async fn job(nodes: &str, script: &str) -> Job {
     Job::on_etcd(nodes).await.flag("--max-restarts=1").program(["sh", "-c", script])
 }
 
-/// Lets the workers of this restart end.
 fn go(job: &Job, restart: u32) {
     job.write(&format!("go-{restart}"), "");
 }
@@ -30,7 +29,6 @@ async fn logs(job: &Job, args: &[&str]) -> (bool, String, String) {
     (output.status.success(), text(&output.stdout), text(&output.stderr))
 }
 
-/// Waits until it prints so many lines.
 async fn lines(job: &Job, args: &[&str], count: usize) -> String {
     eventually(&format!("{count} lines of logs {args:?}"), LIMIT, async || {
         let (ok, printed, _) = logs(job, args).await;

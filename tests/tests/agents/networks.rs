@@ -70,7 +70,6 @@ impl Hosts {
         self.files.path().join(format!("hosts-{host}"))
     }
 
-    /// The id of a host's boot.
     fn boot(&self, host: usize) -> PathBuf {
         self.files.path().join(format!("boot-{host}"))
     }

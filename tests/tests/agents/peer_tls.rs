@@ -4,7 +4,6 @@ use elastic_tests::prelude::*;
 
 use super::hosted::endpoint;
 
-/// A private authority, and certificates of it.
 pub(crate) struct Pki(TempDir);
 
 impl Pki {
@@ -32,14 +31,12 @@ impl Pki {
         self.0.path().join(file)
     }
 
-    /// Flags of a program with this certificate.
     pub(crate) fn flags(&self, name: &str) -> [String; 3] {
         let flag = |flag: &str, file: String| format!("--peer-{flag}={}", self.path(&file).display());
         [flag("cert", format!("{name}.pem")), flag("key", format!("{name}-key.pem")), flag("ca", "ca.pem".into())]
     }
 }
 
-/// The same as command-line arguments.
 fn words(flags: &[String; 3]) -> [&str; 3] {
     flags.each_ref().map(String::as_str)
 }

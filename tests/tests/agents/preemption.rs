@@ -42,7 +42,6 @@ fn takes(job: &Job, node: &str, seconds: f64) {
     std::fs::write(job.path(&format!("saving-{node}")), seconds.to_string()).unwrap();
 }
 
-/// How long ago a file was written.
 fn age(job: &Job, name: &str) -> Duration {
     let written = std::fs::metadata(job.path(name)).and_then(|metadata| metadata.modified()).unwrap();
     SystemTime::now().duration_since(written).unwrap_or_default()

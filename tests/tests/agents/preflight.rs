@@ -4,7 +4,6 @@ use elastic_tests::prelude::*;
 
 use crate::agents::gpus::with_library;
 
-/// An agent that could not take part.
 const UNFIT: i32 = 1;
 
 #[tokio::test]

@@ -52,7 +52,6 @@ pub(crate) async fn job_on(nnodes: &str) -> Job {
     Job::on_etcd(nnodes).await.flag("--max-restarts=3").python_script(WORKER)
 }
 
-/// A worker by node and local rank.
 pub(crate) type Worker = (String, u64);
 
 pub(crate) fn pid(line: &Value) -> u32 {

@@ -60,7 +60,6 @@ async fn nodes_that_share_a_folder_write_a_share_each() {
     assert!(names.len() == 4 && names[..2] == ["committed", "job"], "nothing else is left: {names:?}");
 }
 
-/// A share that is being written.
 fn half_written(folder: &Path) -> Option<PathBuf> {
     let steps = std::fs::read_dir(folder).ok()?.flatten();
     let files = steps.filter_map(|step| std::fs::read_dir(step.path()).ok()).flatten().flatten();

@@ -13,7 +13,6 @@ impl Scene {
         Scene { etcd, folder: tempfile::tempdir().unwrap() }
     }
 
-    /// A job that spare hosts know.
     fn job(&self, id: &str, nnodes: &str) -> Job {
         let job = Job::on(&self.etcd, nnodes).named(id).prompt();
         job.write_file(self.folder.path());

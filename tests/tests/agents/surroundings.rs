@@ -50,7 +50,6 @@ async fn without_its_runtime_directory_an_agent_takes_another() {
     }
 }
 
-/// Default log directories in a launcher's folder.
 fn log_directories(launcher: &Launcher) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(launcher.path(".")).unwrap().flatten().map(|entry| entry.path());
     entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("torchelastic_")).collect()

@@ -4,7 +4,6 @@
 use elastic_tests::http::answer;
 use elastic_tests::prelude::*;
 
-/// The reason of the job's newest round.
 async fn reason(job: &Job) -> String {
     job.record("round").await.unwrap()["reason"].as_str().unwrap().to_owned()
 }
@@ -24,7 +23,6 @@ fn stacks(job: &Job) -> Vec<PathBuf> {
     found
 }
 
-/// For this long no other round starts.
 async fn stays_for(job: &Job, time: Duration) {
     let begun = Instant::now();
     eventually("time passes", time + LIMIT, async || {

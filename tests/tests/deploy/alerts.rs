@@ -5,7 +5,6 @@ use elastic_tests::prelude::*;
 use super::deploy;
 use super::prometheus::program;
 
-/// The names of all alerts.
 pub(super) fn alerts() -> Vec<String> {
     let text = std::fs::read_to_string(deploy("prometheus/alerts.yaml")).unwrap();
     let names: Vec<_> =

@@ -1,6 +1,5 @@
 //! The commands in a document: its `sh` blocks, each with the line that says where it is run.
 
-/// One block.
 pub(super) struct Block {
     /// What its first line says, without the `#`: where it is run.
     pub(super) place: String,

@@ -51,7 +51,6 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
 }
 
-/// All objects of a file.
 fn objects(file: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(deploy("kubernetes").join(file)).unwrap();
     let object = |document| Value::deserialize(document).unwrap_or_else(|error| panic!("{file}: {error}"));
@@ -156,7 +155,6 @@ fn what_the_manifests_name_is_there() {
     assert_eq!((at(LEFT), at(FAILED), at(1)), (Some("Ignore"), Some("FailJob"), None));
 }
 
-/// A pod that runs.
 struct Pod {
     name: &'static str,
     container: Value,
@@ -246,7 +244,6 @@ impl Site {
         }
     }
 
-    /// The environment of a pod's container.
     fn environment(&self, name: &str, container: &Value) -> BTreeMap<String, String> {
         let mut environment = BTreeMap::new();
         if let Some(index) = name.strip_prefix("digits-") {
@@ -267,7 +264,6 @@ impl Site {
         environment
     }
 
-    /// Starts a pod of this workload.
     fn start(&mut self, name: &'static str, kind: &str, workload: &str) {
         let (spec, container) = template(named(&self.manifests, kind, workload)).expect("a workload");
         let machine = self.machines.named(name);

@@ -61,7 +61,6 @@ pub(super) struct Machines {
 /// One machine. Its namespaces are held by a process that sleeps.
 pub(super) struct Machine {
     pub(super) name: String,
-    /// Its files.
     dir: PathBuf,
     netns: String,
     holder: Option<Child>,
@@ -116,12 +115,10 @@ impl Machines {
         Ok(())
     }
 
-    /// The machine of this name.
     pub(super) fn named(&self, name: &str) -> &Machine {
         self.all.iter().find(|machine| machine.name == name).unwrap_or_else(|| panic!("no machine {name}"))
     }
 
-    /// What all machines have in common.
     pub(super) fn shared(&self) -> PathBuf {
         self.dir.path().join("shared")
     }

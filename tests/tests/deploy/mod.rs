@@ -1,19 +1,5 @@
 //! What is in `deploy/`: the recipe followed on machines that are made for it, and each script by itself. And the example
 //! for Slurm, which a real one runs.
-//!
-//! | module | what it is |
-//! |---|---|
-//! | `recipe` | `deploy/README.md` followed, to a job that trains |
-//! | `scripts` | certificates and settings, each alone |
-//! | `ansible` | the playbook, run on machines |
-//! | `alerts` | what Prometheus is to warn of |
-//! | `prometheus` | what a real Prometheus sees of jobs that fail: alerts and dashboards |
-//! | `blocks` | the commands in a document |
-//! | `kubernetes` | the manifests: what they name, and their pods' command lines on machines |
-//! | `machines` | machines as namespaces, reached by `ssh` and `scp` |
-//! | `slurm` | the example for Slurm, submitted to one |
-//! | `units` | systemd's units, started as systemd would |
-//! | `users` | etcd's users: what each may do, and a job whose programs run as those meant for them |
 
 mod alerts;
 mod ansible;

@@ -68,7 +68,6 @@ fn hurried(rules: &str) -> String {
     hurried + rest
 }
 
-/// A Prometheus. Dropping it kills it.
 struct Prometheus {
     process: Process,
     dir: TempDir,
@@ -116,7 +115,6 @@ impl Prometheus {
         .await;
     }
 
-    /// The alerts that it has loaded.
     async fn rules(&self) -> Vec<Value> {
         let data = self.get("api/v1/rules", &[]).await.unwrap();
         let groups = data["groups"].as_array().unwrap();

@@ -23,7 +23,6 @@ const MACHINES: [(&str, &str); 7] = [
     ("coordinator0.example.org", "10.0.0.30"),
 ];
 
-/// A unit that runs.
 struct Service {
     machine: String,
     unit: String,
@@ -52,7 +51,6 @@ impl Drop for Site {
     }
 }
 
-/// Where a unit's output goes.
 fn log(unit: &str) -> String {
     format!("/run/{unit}.log")
 }

@@ -36,7 +36,6 @@ impl Certificates {
         std::fs::read_to_string(self.0.path().join("certs").join(file)).unwrap()
     }
 
-    /// What openssl says of a certificate.
     fn openssl(&self, args: &[&str]) -> String {
         let output = Command::new("openssl").args(args).current_dir(self.0.path().join("certs")).output().unwrap();
         printed(&output)

@@ -39,23 +39,19 @@ impl Unit {
         values
     }
 
-    /// The last value of a key.
     fn last(&self, key: &str) -> Option<String> {
         self.all(key).pop()
     }
 
-    /// With systemd's specifiers replaced.
     fn specified(&self, value: &str) -> String {
         let name = self.name.split('@').next().unwrap_or_default();
         value.replace("%i", &self.instance).replace("%p", name).replace("%n", &format!("{}.service", self.name))
     }
 
-    /// How long it may take to stop.
     pub(super) fn stop_timeout(&self) -> Duration {
         Duration::from_secs(self.last("TimeoutStopSec").map_or(90, |value| value.parse().expect("seconds")))
     }
 
-    /// Its environment, as systemd puts it together.
     fn environment(&self, machine: &Machine, user: &str) -> BTreeMap<String, String> {
         let mut environment = BTreeMap::from([
             ("PATH".to_owned(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin".to_owned()),
@@ -150,7 +146,6 @@ fn entries(text: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The variables of an environment file.
 fn settings(text: &str) -> impl Iterator<Item = (String, String)> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.map(|line| {

@@ -75,7 +75,6 @@ impl Users {
         self.dir.path().join("passwords").join(user).display().to_string()
     }
 
-    /// A job whose agents are this user.
     fn job(&self, user: &str, nnodes: &str) -> Job {
         Job::on(&self.etcd, nnodes).conf("user", user).conf("password_file", &self.password_file(user))
     }
@@ -86,7 +85,6 @@ impl Users {
         output("elasticctl", &[&["--etcd", &at, "--user", user, "--password-file", &file], args].concat(), LIMIT).await
     }
 
-    /// What it prints, for who may ask.
     async fn asks(&self, user: &str, args: &[&str]) -> String {
         let done = self.elasticctl(user, args).await;
         assert!(done.status.success(), "{user} {args:?}: {}", printed(&done));

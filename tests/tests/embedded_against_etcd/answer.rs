@@ -6,7 +6,6 @@ use etcd_client::proto::{PbEvent, PbKeyValue, PbRangeResponse, PbResponseHeader,
 /// An answer that can be compared with another server's.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Answer {
-    /// A transaction's.
     Txn(PbTxnResponse),
     /// A range's, with the store's revision.
     Range(PbRangeResponse, i64),
@@ -18,14 +17,12 @@ pub(crate) enum Answer {
     Lease(i64, Vec<Vec<u8>>),
     /// A refusal: code and text.
     Refused(i32, String),
-    /// An event.
     Event(PbEvent),
     /// A watch that was canceled, with the oldest revision left.
     Canceled(i64),
 }
 
 impl Answer {
-    /// The server's refusal.
     pub(crate) fn refused(error: Error) -> Answer {
         match error {
             Error::GRpcStatus(status) => Answer::Refused(status.code() as i32, status.message().to_owned()),
@@ -33,7 +30,6 @@ impl Answer {
         }
     }
 
-    /// A transaction's answer.
     pub(crate) fn txn(mut response: PbTxnResponse, base: i64) -> Answer {
         let revision = revision(&response.header, base);
         localize_txn(&mut response, base);
@@ -41,14 +37,12 @@ impl Answer {
         Answer::Txn(response)
     }
 
-    /// A range's answer.
     pub(crate) fn range(mut response: PbRangeResponse, base: i64) -> Answer {
         let revision = revision(&response.header, base);
         localize_range(&mut response, base);
         Answer::Range(response, revision)
     }
 
-    /// A put's or deletion's answer.
     pub(crate) fn written(
         header: &Option<PbResponseHeader>,
         mut prev: Vec<PbKeyValue>,
@@ -72,7 +66,6 @@ fn localize(kv: &mut PbKeyValue, base: i64) {
     }
 }
 
-/// Counts an event's revisions from the base.
 pub(crate) fn localize_event(event: &mut PbEvent, base: i64) {
     event.kv.iter_mut().chain(&mut event.prev_kv).for_each(|kv| localize(kv, base));
 }

@@ -207,7 +207,6 @@ impl Absolute<'_> {
 }
 
 impl Step {
-    /// Does it on a server.
     pub(crate) async fn play(&self, client: &mut Client, base: i64, prefix: &str, case: u32) -> Answer {
         let absolute = Absolute { base, prefix, case };
         let played = match self {
@@ -340,7 +339,6 @@ fn plan() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// A random step.
 pub(crate) fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         5 => put().prop_map(Step::Put),

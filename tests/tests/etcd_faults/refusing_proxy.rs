@@ -51,17 +51,14 @@ impl RefusingProxy {
         self.address.clone()
     }
 
-    /// Refuses this many of the next transactions.
     pub(super) fn refuse(&self, count: u32) {
         self.state.left.store(count, Ordering::SeqCst);
     }
 
-    /// How many it has refused.
     pub(super) fn refused(&self) -> u32 {
         self.state.refused.load(Ordering::SeqCst)
     }
 
-    /// How many streams of watches were opened.
     pub(super) fn watches(&self) -> u32 {
         self.state.watches.load(Ordering::SeqCst)
     }

@@ -9,10 +9,8 @@ use crate::hostile::floods::{self, Flood};
 use crate::hostile::tap::Tap;
 use crate::hostile::{WITHIN, coordinator};
 
-/// How often a node renews its lease.
 const RENEWAL: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 5);
 
-/// Renewals that are checked.
 const RENEWALS: usize = 6;
 
 /// Two nodes, the first of which stays. It leads, unless a coordinator does. The test picks the leader's ports. The
@@ -30,7 +28,6 @@ struct Scene {
     _coordinator: Option<Process>,
 }
 
-/// What a flood may delay.
 #[derive(Debug)]
 struct Delays {
     renewal: Duration,
@@ -102,7 +99,6 @@ impl Scene {
         Delays { renewal, worker, agent }
     }
 
-    /// Calm, and in a flood.
     async fn compare(mut self, what: &str, flood: impl FnOnce(&Scene) -> Flood) {
         let calm = self.delays().await;
         let flood = flood(&self);

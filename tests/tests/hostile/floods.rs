@@ -17,7 +17,6 @@ use tokio::sync::oneshot;
 
 use crate::hostile::{JOB, WITHIN};
 
-/// How much was sent so far.
 pub(crate) type Said = Arc<AtomicU64>;
 
 /// An attack that runs on a thread of its own until this is dropped.
@@ -162,7 +161,6 @@ pub(crate) async fn health(port: u16, said: Said) {
     pending().await
 }
 
-/// Values for the workers' store.
 pub(crate) async fn workers_store(address: SocketAddr, said: Said) {
     // VALIDATE; then SET of key `k`, a hundred times, and PING.
     let set = [&[1][..], &1_u64.to_le_bytes(), b"k", &64_u64.to_le_bytes(), &[7; 64]].concat();

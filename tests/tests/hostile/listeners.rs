@@ -71,7 +71,6 @@ fn huge(to: Speaks) -> Vec<u8> {
     }
 }
 
-/// Something that is never complete.
 fn endless(to: Speaks) -> Vec<u8> {
     match to {
         // CONTINUATION without END_HEADERS: literals of a name and a value.

@@ -21,7 +21,6 @@ use tokio::net::TcpStream;
 /// Nothing takes longer, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// The job that is attacked.
 const JOB: &str = "job";
 
 /// What an attack may add to the memory of the process attacked.

@@ -29,7 +29,6 @@ fn start(scene: &Scene, flags: &[&str], name: &str) -> Process {
     scene.start_with(flags, &[name])
 }
 
-/// Whether a node waits for others.
 async fn has_joined(launcher: &Launcher, etcd: &EtcdServer) -> bool {
     if let Launcher::ElasticAgent = launcher {
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &"j".parse().unwrap());
@@ -47,7 +46,6 @@ async fn finish<const N: usize>(scene: &Scene, nodes: [&mut Process; N]) {
     scene.end_well(nodes).await;
 }
 
-/// Waits until this many workers have started.
 async fn works(scene: &Scene, what: &str, workers: usize) {
     scene.eventually(what, || (scene.ranks().len() == workers).then_some(())).await;
 }

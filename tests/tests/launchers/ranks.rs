@@ -152,12 +152,15 @@ async fn the_local_rank_is_filled_in(launcher: Launcher) {
 }
 
 async fn each_worker_may_see_only_its_own_device(launcher: Launcher) {
-    let scene = Scene::new(launcher, "touch rank-$RANK-$LOCAL_RANK-$CUDA_VISIBLE_DEVICES");
+    let scene = Scene::new(launcher, "touch rank-${ELASTIC_LOCAL_RANK:-$RANK}-$LOCAL_RANK-$CUDA_VISIBLE_DEVICES");
     let scene = scene.env("CUDA_VISIBLE_DEVICES", "4,5");
     assert_eq!(scene.run(&[ALONE, "--virtual-local-rank", "--nproc_per_node=2"]).await, 0);
     assert_eq!(scene.ranks(), names(["0-0-4", "1-0-5"]));
     let code = scene.run(&[ALONE, "--virtual-local-rank", "--nproc_per_node=3"]).await;
     assert_eq!((code, scene.ranks().len()), (1, 2), "one has no device, so nothing is started");
+    if let Launcher::ElasticAgent = scene.launcher {
+        assert!(scene.log().contains("worker 2 has no device of its own"), "{}", scene.log());
+    }
 }
 
 async fn a_script_may_be_run_by_its_path(launcher: Launcher) {

@@ -5,12 +5,10 @@ use elastic_tests::prelude::*;
 /// Long enough for several torchruns to start on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The launcher under test.
 #[derive(Clone)]
 pub(crate) enum Launcher {
     /// elastic-agent under torchrun's name: with torchrun's defaults and exit codes.
     ElasticAgent,
-    /// PyTorch's.
     Torchrun(Torch),
 }
 
@@ -64,7 +62,6 @@ impl Scene {
         scene
     }
 
-    /// Sets a variable for launchers and workers.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Scene {
         self.env.push((name.into(), value.into()));
         self
@@ -110,7 +107,6 @@ impl Scene {
         self.start_program(&[flags, &["--no-python"]].concat(), &program)
     }
 
-    /// Starts one whose workers run something else.
     pub(crate) fn start_program(&self, flags: &[&str], program: &[&str]) -> Process {
         let mut command = match &self.launcher {
             Launcher::ElasticAgent => {
@@ -137,7 +133,6 @@ impl Scene {
         running.exit(PATIENCE).await
     }
 
-    /// Waits until all have ended with success.
     pub(crate) async fn end_well<'a>(&self, launchers: impl IntoIterator<Item = &'a mut Process>) {
         for launcher in launchers {
             assert_eq!(self.end(launcher).await, 0);
@@ -196,7 +191,6 @@ impl Drop for Scene {
     }
 }
 
-/// One node and nothing else.
 pub(crate) const ALONE: &str = "--standalone";
 
 pub(crate) fn names<const N: usize>(ranks: [&str; N]) -> BTreeSet<String> {
@@ -231,7 +225,6 @@ impl Rendezvous {
         (server, rendezvous)
     }
 
-    /// These flags, and others after them.
     pub(crate) fn and<'a>(&'a self, flags: &[&'a str]) -> Vec<&'a str> {
         self.flags.iter().map(String::as_str).chain(flags.iter().copied()).collect()
     }

@@ -11,7 +11,6 @@ use super::users::{Served, token};
 
 const CHROMIUM: &str = "/usr/bin/chromium";
 
-/// One page in a browser.
 struct Page {
     to: Sender,
     from: BufReader<Receiver>,
@@ -52,7 +51,6 @@ impl Page {
         page
     }
 
-    /// Sends a command; its number.
     async fn send(&mut self, method: &str, params: Value) -> u64 {
         self.calls += 1;
         let mut message = json!({ "id": self.calls, "method": method, "params": params });
@@ -63,7 +61,6 @@ impl Page {
         self.calls
     }
 
-    /// The next message that fits.
     async fn hears(&mut self, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
         let heard = async {
             loop {

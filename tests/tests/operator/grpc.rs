@@ -33,7 +33,6 @@ pub(super) enum Rpc {
     Ask(Option<Wish>),
     Delete,
     DropCheckpoint,
-    /// One that there is not.
     Unknown,
 }
 

@@ -89,7 +89,6 @@ impl Scene {
         Process::start("elastic-coordinator", &args)
     }
 
-    /// Another job on the same store.
     fn other(&self, job: &str) -> Scene {
         let mut scene = Scene::at(&self.address, self.spec.min_nodes, self.spec.max_nodes);
         scene.job = job.parse().unwrap();

@@ -50,7 +50,6 @@ impl Served {
         Served { coordinator, url: format!("{scheme}://{address}"), scene, nodes, users, _dir: dir }
     }
 
-    /// Gives the users file this text.
     pub(super) fn set_users(&self, text: &str) {
         std::fs::write(&self.users, text).unwrap();
     }

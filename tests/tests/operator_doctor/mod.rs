@@ -11,7 +11,6 @@ use elastic_tests::prelude::*;
 /// Longer than a look may take: half a minute.
 const WITHIN: Duration = Duration::from_secs(40);
 
-/// What it found, and its exit code.
 struct Told {
     code: Option<i32>,
     findings: Vec<Value>,
@@ -26,7 +25,6 @@ impl Told {
         Told { code: output.status.code(), findings: told["findings"].as_array().unwrap().clone() }
     }
 
-    /// The one line about this.
     #[track_caller]
     fn line(&self, check: &str, of: &str) -> &Value {
         let mut found = self.findings.iter().filter(|line| line["check"] == check && line["of"] == of);
@@ -243,7 +241,6 @@ impl Jobs {
         start_node(Arc::clone(&self.store), self.keys.clone(), &self.job, self.spec.clone(), name).await.unwrap()
     }
 
-    /// The node's record, once it waits.
     async fn waits(&self, name: &str) -> NodeRecord {
         eventually(&format!("{name} waits"), WITHIN, async || {
             let (values, _) = self.store.range(&self.keys.nodes()).await.unwrap();

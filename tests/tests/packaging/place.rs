@@ -22,7 +22,6 @@ exit "$status"
 pub(super) struct Place {
     /// A root directory, and the user there; else this machine's own.
     root: Option<(PathBuf, &'static str)>,
-    /// Where its programs are found.
     path: String,
     began: Instant,
     logs: TempDir,
@@ -40,7 +39,6 @@ impl Place {
         Place { root: None, path: path.to_owned(), began: Instant::now(), logs: tempfile::tempdir().unwrap() }
     }
 
-    /// Another user in the same root.
     pub(super) fn with_user(mut self, user: &'static str) -> Place {
         self.root = self.root.map(|(directory, _)| (directory, user));
         self

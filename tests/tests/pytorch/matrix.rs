@@ -43,7 +43,6 @@ matrix! {
     record_alone = fails_as_recorded(ONE, Standalone);
 }
 
-/// How nodes meet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Means {
     Etcd,
@@ -54,9 +53,7 @@ enum Means {
 /// A script of `tests/pytorch` and what must hold of what it told.
 struct Script {
     file: &'static str,
-    /// What every worker tells again and again.
     works: &'static str,
-    /// Whether they have told enough to check.
     enough: fn(&[Line]) -> bool,
     check: fn(&[Line]),
 }

@@ -12,7 +12,6 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 /// As in the scripts.
 const SAMPLES: u64 = 240;
 
-/// A line that a worker told.
 #[derive(Debug, Clone)]
 pub(crate) struct Line(Value);
 
@@ -57,7 +56,6 @@ impl Trace {
         Trace { tail: Tail::new(&job.path("trace")).into(), lines: RefCell::default() }
     }
 
-    /// All lines so far.
     pub(crate) fn lines(&self) -> Ref<'_, [Line]> {
         self.lines.borrow_mut().extend(self.tail.borrow_mut().read().into_iter().map(Line));
         Ref::map(self.lines.borrow(), |lines| &lines[..])
@@ -84,7 +82,6 @@ pub(crate) async fn works(job: &Job, event: &str, round: u64, size: u64) -> u64 
     .await
 }
 
-/// Sees all agents end with this code.
 pub(crate) async fn ended(agents: &mut [Agent], code: i32) {
     let codes = exits_within(LIMIT, agents).await;
     assert!(codes.iter().all(|&one| one == code), "{codes:?}");

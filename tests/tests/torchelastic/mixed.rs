@@ -66,9 +66,9 @@ async fn a_killed_worker_of_either_kind_restarts_both() {
     let Some(torch) = Torch::find() else { return };
     let (scene, mut ours, mut theirs) = pair(&torch, "2").await;
     let first = scene.works(2, None).await;
-    scene.kill(first.of("ours"));
+    first.of("ours").kill();
     let second = scene.works(2, Some(&first)).await;
-    scene.kill(second.of("torchrun"));
+    second.of("torchrun").kill();
     let third = scene.works(2, Some(&second)).await;
     assert_eq!((third.of("ours").restarts, third.of("torchrun").restarts), (1, 1), "each counts its own");
     scene.ends_well([&mut ours, &mut theirs]).await;

@@ -2,22 +2,12 @@
 
 use std::ops::{Deref, DerefMut};
 
+use elastic_tests::agents::{show_logs, started, worker_script};
 use elastic_tests::prelude::*;
 
 /// Long enough for several processes to import PyTorch on a busy machine, and for torchrun to wait for times to live of
 /// ten seconds.
 pub(crate) const LIMIT: Duration = Duration::from_secs(240);
-
-/// Writes down its rank and node, and waits for its exit code. A group is identified by the address of its rank 0.
-const WORKER: &str = r#"#!/bin/bash
-dir=${0%/*}
-mkfifo "$dir/control.$$"
-exec 3<> "$dir/control.$$"
-echo "$NODE $MASTER_ADDR:$MASTER_PORT $RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE \
-$TORCHELASTIC_RESTART_COUNT $$" >> "$dir/starts"
-read -r code <&3
-exit "$code"
-"#;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -27,57 +17,6 @@ pub(crate) enum Kind {
 
 pub(crate) use Kind::{Ours, Torchrun};
 
-/// A worker, as it found itself in its environment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Worker {
-    pub(crate) node: String,
-    pub(crate) master: String,
-    pub(crate) rank: u32,
-    pub(crate) world_size: u32,
-    pub(crate) group_rank: u32,
-    pub(crate) group_world_size: u32,
-    pub(crate) local_rank: u32,
-    pub(crate) restarts: u32,
-    pub(crate) pid: u32,
-}
-
-impl Worker {
-    fn parse(line: &str) -> Option<Worker> {
-        let fields: Vec<&str> = line.split(' ').collect();
-        let number = |at: usize| fields.get(at)?.parse().ok();
-        Some(Worker {
-            node: (*fields.first()?).to_owned(),
-            master: (*fields.get(1)?).to_owned(),
-            rank: number(2)?,
-            world_size: number(3)?,
-            group_rank: number(4)?,
-            group_world_size: number(5)?,
-            local_rank: number(6)?,
-            restarts: number(8)?,
-            pid: number(9)?,
-        })
-    }
-}
-
-/// All workers of one version, by rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Group {
-    pub(crate) master: String,
-    pub(crate) workers: Vec<Worker>,
-}
-
-impl Group {
-    /// The first worker of a node.
-    pub(crate) fn of(&self, node: &str) -> &Worker {
-        self.workers.iter().find(|worker| worker.node == node).unwrap_or_else(|| panic!("{node} is not in {self:?}"))
-    }
-
-    pub(crate) fn nodes(&self) -> BTreeSet<&str> {
-        self.workers.iter().map(|worker| worker.node.as_str()).collect()
-    }
-}
-
-/// An etcd, and a job on it.
 pub(crate) struct Scene {
     pub(crate) etcd: EtcdServer,
     dir: TempDir,
@@ -94,9 +33,7 @@ impl Scene {
     pub(crate) async fn new(torch: Option<&Torch>, nnodes: &str) -> Scene {
         let etcd = EtcdServer::start(EtcdOptions::with_v2()).await;
         let dir = tempfile::Builder::new().prefix("elastic-v2-").tempdir().expect("a temporary directory");
-        let script = dir.path().join("worker.sh");
-        std::fs::write(&script, WORKER).expect("write the worker's script");
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("make it executable");
+        let script = worker_script(dir.path());
         let scene = Scene {
             etcd,
             dir,
@@ -105,7 +42,7 @@ impl Scene {
             flags: vec!["--max-restarts=3".into()],
             conf: BTreeMap::new(),
             env: BTreeMap::new(),
-            program: vec!["--no-python".into(), script.to_str().expect("a path that is UTF-8").into()],
+            program: vec!["--no-python".into(), script],
         };
         scene.conf("last_call_timeout", "2").conf("timeout", "120")
     }
@@ -138,13 +75,11 @@ impl Scene {
         self.dir.path().join(name)
     }
 
-    /// Starts a node.
     pub(crate) fn start(&self, kind: Kind, name: &str) -> Agent {
         let backend = if kind == Ours { "etcd-v2" } else { "etcd" };
         self.start_with(kind, name, &[&format!("--rdzv-backend={backend}")])
     }
 
-    /// Starts a node with these further flags.
     pub(crate) fn start_with(&self, kind: Kind, name: &str, flags: &[&str]) -> Agent {
         let mut command = match kind {
             Ours => {
@@ -175,60 +110,37 @@ impl Scene {
         Agent { kind, process: Process::spawn(name, command, &self.path(&format!("agent-{name}.log"))) }
     }
 
-    /// Every worker that has started, in order.
-    pub(crate) fn workers(&self) -> Vec<Worker> {
-        let text = std::fs::read_to_string(self.path("starts")).unwrap_or_default();
-        text.lines().filter_map(Worker::parse).collect()
-    }
-
-    /// Whether a worker of this job runs.
-    pub(crate) fn is_alive(&self, worker: &Worker) -> bool {
-        let environment = std::fs::read(format!("/proc/{}/environ", worker.pid)).unwrap_or_default();
-        let own = self.dir.path().as_os_str().as_encoded_bytes();
-        environment.windows(own.len()).any(|window| window == own)
-    }
-
     pub(crate) fn living(&self) -> Vec<Worker> {
-        self.workers().into_iter().filter(|worker| self.is_alive(worker)).collect()
+        started(self.dir.path()).into_iter().filter(Worker::is_alive).collect()
     }
 
     /// The group that all living workers are in, if it is whole and has `size` of them.
-    pub(crate) fn group(&self, size: u32) -> Option<Group> {
+    pub(crate) fn group(&self, size: u32) -> Option<Round> {
         let mut workers = self.living();
         workers.sort_by_key(|worker| worker.rank);
         let master = workers.first()?.master.clone();
         let ranks: Vec<u32> = workers.iter().map(|worker| worker.rank).collect();
         let agree = workers.iter().all(|worker| (&worker.master, worker.world_size) == (&master, size));
-        (agree && ranks == (0..size).collect::<Vec<_>>()).then_some(Group { master, workers })
+        (agree && ranks == (0..size).collect::<Vec<_>>()).then_some(Round { number: 0, workers })
     }
 
     /// Waits until one group of this size works, and no one else; another one than `before`.
-    pub(crate) async fn works(&self, size: u32, before: Option<&Group>) -> Group {
+    pub(crate) async fn works(&self, size: u32, before: Option<&Round>) -> Round {
         self.works_within(size, before, LIMIT).await
     }
 
     /// As [`Scene::works`], with a limit of its own.
-    pub(crate) async fn works_within(&self, size: u32, before: Option<&Group>, limit: Duration) -> Group {
+    pub(crate) async fn works_within(&self, size: u32, before: Option<&Round>, limit: Duration) -> Round {
         eventually(&format!("a group of {size} workers is at work"), limit, async || {
-            self.group(size).filter(|group| before.is_none_or(|before| before.master != group.master))
+            self.group(size)
+                .filter(|group| before.is_none_or(|before| before.workers[0].master != group.workers[0].master))
         })
         .await
     }
 
-    pub(crate) fn kill(&self, worker: &Worker) {
-        assert!(self.is_alive(worker), "worker {} is gone", worker.pid);
-        kill_process(Pid::from_raw(worker.pid as i32).expect("a pid"), Signal::KILL).expect("kill a worker");
-    }
-
     /// Has all living workers end well, and all agents with them.
     pub(crate) async fn ends_well<'a>(&self, agents: impl IntoIterator<Item = &'a mut Agent>) {
-        for worker in self.living() {
-            use std::io::Write;
-            let control = self.path(&format!("control.{}", worker.pid));
-            // Opened for reading too, so that opening does not wait for a reader.
-            let mut pipe = std::fs::File::options().read(true).write(true).open(control).expect("the worker's pipe");
-            writeln!(pipe, "0").expect("tell the worker");
-        }
+        self.living().iter().for_each(|worker| worker.exit(0));
         for agent in agents {
             assert_eq!(agent.exit(LIMIT).await, 0, "{} of {:?}:\n{}", agent.name, agent.kind, agent.output());
         }
@@ -246,24 +158,14 @@ impl Scene {
 impl Drop for Scene {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for entry in std::fs::read_dir(self.dir.path()).into_iter().flatten().flatten() {
-                if entry.path().extension().is_some_and(|extension| extension == "log") {
-                    let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
-                    eprintln!("--- {}\n{text}", entry.file_name().display());
-                }
-            }
-            for name in ["starts", "trace"] {
-                eprintln!("--- {name}\n{}", std::fs::read_to_string(self.path(name)).unwrap_or_default());
-            }
+            show_logs(self.dir.path());
+            eprintln!("--- trace\n{}", std::fs::read_to_string(self.path("trace")).unwrap_or_default());
         }
         // torchrun leaves its workers behind when it is killed.
-        for worker in self.living() {
-            let _ = kill_process(Pid::from_raw(worker.pid as i32).expect("a pid"), Signal::KILL);
-        }
+        self.living().iter().for_each(|worker| send(worker.pid, Signal::KILL));
     }
 }
 
-/// A node's launcher. Dropping it kills it.
 pub(crate) struct Agent {
     pub(crate) kind: Kind,
     process: Process,
@@ -274,7 +176,7 @@ impl Agent {
     pub(crate) fn kill(&mut self, scene: &Scene) {
         self.process.kill();
         if self.kind == Torchrun {
-            scene.living().iter().filter(|worker| worker.node == self.name).for_each(|worker| scene.kill(worker));
+            scene.living().iter().filter(|worker| worker.node == self.name).for_each(Worker::kill);
         }
     }
 }

@@ -4,7 +4,6 @@ use elastic_tests::prelude::*;
 
 use crate::torchelastic::scene::{Kind, LIMIT, Ours, Scene, Torchrun};
 
-/// Epochs that are compared.
 const EPOCHS: u64 = 3;
 
 /// The loss of each epoch, by epoch and rank.

@@ -11,7 +11,6 @@ use elastic_tests::previous_release::PreviousRelease;
 /// Exit code of an agent that left as planned.
 const LEFT: i32 = 3;
 
-/// Which build a node's agent is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Build {
     Before,

@@ -126,7 +126,6 @@ struct Scene {
 }
 
 impl Scene {
-    /// words: the script's arguments.
     async fn start(torch: &Torch, words: &[&str]) -> Scene {
         let job = Job::on_etcd("1:4").await.flag("--max-restarts=1000").flag("--exclude-after=0").flag("--warm-up=120");
         let job = job.conf("takeover_delay", "60s").script(torch, SCRIPT, words);
@@ -168,7 +167,6 @@ impl Scene {
         }
     }
 
-    /// The faults other than kills.
     async fn all_else(&mut self) {
         self.a_worker_stops().await;
         self.a_node_stops().await;
