@@ -15,7 +15,7 @@ use elastic_trainer::checkpoint::manifest::{Entry, Position};
 use elastic_trainer::checkpoint::retention::Retention;
 use elastic_trainer::checkpoint::snapshot::{Layout, SnapshotHeader};
 use elastic_trainer::checkpoint::snapshot_slots::SnapshotSlots;
-use elastic_trainer::checkpoint::writer::{Offer, Writer};
+use elastic_trainer::checkpoint::writer::Writer;
 use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Workspace};
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -150,8 +150,8 @@ impl Training {
             Instant::now()
         });
         let waited = done.elapsed().as_secs_f64() * 1e3;
-        let offer = writer.take_in(reserved);
-        ensure!(offer == Offer::Taken, "{offer:?}: the writer had not ended");
+        let overtaken = writer.take_in(reserved);
+        ensure!(overtaken.is_none(), "step {overtaken:?} is overtaken: the writer had not ended");
         Ok(waited)
     }
 
@@ -171,9 +171,9 @@ impl Training {
         let begun = Instant::now();
         let mut reserved = writer.reserve(true).context("the writer has no room")?;
         reserved.slot.fill(&header(self.step), &self.flat);
-        let offer = writer.take_in(reserved);
+        let overtaken = writer.take_in(reserved);
         let took = begun.elapsed().as_secs_f64() * 1e3;
-        ensure!(offer == Offer::Taken, "{offer:?}: the writer had not ended");
+        ensure!(overtaken.is_none(), "step {overtaken:?} is overtaken: the writer had not ended");
         Ok(took)
     }
 }

@@ -300,14 +300,15 @@ impl Group {
     }
 
     /// Adds the shards' buffers in the order of [`tree`]. All ranks get the same bits, and the bits are the same for
-    /// every number of ranks. At the call, `sum` holds the partial sum of the first node of this rank's
-    /// [`tree::cover`], and `rest` has those of the other nodes, in their order. On a rank without shards the contents
-    /// of `sum` do not count. The ranks' `vote`s are sent with the sum, and the result is the bitwise OR of all votes.
+    /// every number of ranks. At the call, `sum` holds the partial sum of the first of this rank's
+    /// [nodes](tree::nodes_of), and `rest` has those of the other nodes, in their order. On a rank without shards the
+    /// contents of `sum` do not count. The ranks' `vote`s are sent with the sum, and the result is the bitwise OR of all
+    /// votes.
     ///
     /// After an error the contents of `sum` are undefined.
     ///
     /// # Panics
-    /// When `rest` does not fit the rank's cover or the length of `sum`.
+    /// When `rest` does not fit the rank's nodes or the length of `sum`.
     pub fn ordered_sum(
         &mut self,
         shards: u32,
@@ -365,11 +366,6 @@ impl Group {
             }
         }
         result
-    }
-
-    /// Numbers and records an operation that these ranks do over another transport.
-    pub fn begin_beside(&mut self, transport: &'static str, name: &'static str, bytes: u64) -> Instant {
-        self.note(transport, name, bytes)
     }
 
     /// The round.

@@ -33,7 +33,7 @@ impl Group {
     /// votes; or none has, and the result is 0.
     ///
     /// # Panics
-    /// When `rest` does not fit the rank's cover or the length of `sum`.
+    /// When `rest` does not fit the rank's nodes or the length of `sum`.
     pub fn sum(
         &mut self,
         order: SumOrder,

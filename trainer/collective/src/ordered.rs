@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use super::peer_stream::{Interest, Kind, PeerStream};
-use super::tree::{Node, cover, shards_of};
+use super::tree::{Node, SumPlan};
 use super::{CollectiveError, Group, pairwise};
 
 /// Bytes of each partial sum that are added at a time. Smaller than the ring's: a chunk is a rank's whole share of a
@@ -98,23 +98,19 @@ fn run(
 ) -> Result<u32, CollectiveError> {
     let (operation, started) = group.begin(Kind::Ordered, size_of_val(sum));
     let (rank, ranks, elements) = (group.rank, group.world_size, sum.len());
+    let plan = SumPlan { world_size: ranks as u32, shards, elements };
     let everywhere = size_of_val(sum) <= EVERYWHERE_BYTES;
-    let chunk_of = |rank: usize| match everywhere {
-        true => 0..elements,
-        false => elements * rank / ranks..elements * (rank + 1) / ranks,
-    };
+    let chunk_of = |rank: usize| if everywhere { 0..elements } else { plan.chunk(rank as u32) };
     let finished_bytes = |chunk: &Range<usize>| if everywhere { 0 } else { chunk.len() * size_of::<f32>() };
-    let nodes_of = |rank: usize| cover(shards, &shards_of(rank as u32, ranks as u32, shards));
-    let mine = chunk_of(rank);
-    let my_nodes = nodes_of(rank);
-    assert_eq!(rest.len(), my_nodes.len().saturating_sub(1), "one partial sum for each node of the rank's cover");
+    let (mine, my_nodes) = (chunk_of(rank), plan.nodes(rank as u32));
+    assert_eq!(rest.len(), my_nodes.len().saturating_sub(1), "one partial sum for each of the rank's nodes");
     assert!(rest.iter().all(|partial| partial.len() == elements), "partial sums as long as the sum");
 
     staging.received.resize_with(ranks, Vec::new);
     let mut streams: Vec<Stream> = (1..ranks)
         .map(|distance| {
             let peer = (rank + distance) % ranks;
-            let (chunk, nodes) = (chunk_of(peer), nodes_of(peer));
+            let (chunk, nodes) = (chunk_of(peer), plan.nodes(peer as u32));
             let room = nodes.len() * mine.len().min(WINDOW * SEGMENT);
             // It only grows.
             let staged = &mut staging.received[peer];
@@ -370,7 +366,7 @@ fn add_tree<'a>(node: Node, find: &impl Fn(Node) -> Option<&'a [f32]>, sum: &mut
     if let Some(known) = find(node) {
         return sum.copy_from_slice(known);
     }
-    let Some((left, right)) = node.children() else { unreachable!("the ranks' covers hold every shard") };
+    let Some((left, right)) = node.children() else { unreachable!("the ranks' nodes hold every shard") };
     let known_right = find(right);
     if let (Some(left), Some(right)) = (find(left), known_right) {
         // In one pass over the memory.

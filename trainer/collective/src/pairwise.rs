@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::peer_stream::{Interest, Kind, OperationHeader, PeerStream};
+use super::peer_stream::{Exchange, Kind, OperationHeader, PeerStream, run};
 use super::{CollectiveError, Group};
 
 /// Adds by recursive doubling (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
@@ -106,25 +106,10 @@ fn exchange(
     started: Instant,
     (peer, word): (usize, u32),
     out: Option<&[u8]>,
-    mut into: Option<&mut [u8]>,
+    into: Option<&mut [u8]>,
 ) -> Result<u32, CollectiveError> {
-    let mut peer_stream = PeerStream::new(peer, operation, word);
-    let (mut sent, mut got) = (0, 0);
-    loop {
-        let (was_opened, was_heard, before) = (peer_stream.opened(), peer_stream.heard(), sent + got);
-        if let Some(out) = out {
-            sent += peer_stream.send(group, &out[sent..])?;
-        }
-        if let Some(into) = &mut into {
-            got += peer_stream.receive(group, &mut into[got..])?;
-        }
-        let send = out.is_some_and(|out| !peer_stream.opened() || sent < out.len());
-        let receive = into.as_ref().is_some_and(|into| !peer_stream.heard() || got < into.len());
-        if !send && !receive {
-            return Ok(peer_stream.word);
-        }
-        if (was_opened, was_heard, before) == (peer_stream.opened(), peer_stream.heard(), sent + got) {
-            group.wait(&[Interest { peer, send, receive }], started)?;
-        }
-    }
+    let mut exchange = [Exchange::new(PeerStream::new(peer, operation, word), out, into)];
+    run(group, &mut exchange, Some(started))?;
+    let [Exchange { peer_stream, .. }] = exchange;
+    Ok(peer_stream.word)
 }

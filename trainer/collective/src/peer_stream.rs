@@ -169,6 +169,65 @@ fn again(mut call: impl FnMut() -> io::Result<usize>, rank: usize) -> Result<usi
     }
 }
 
+/// Buffers that go to a peer and come from it at the same time.
+pub(super) struct Exchange<'a> {
+    pub(super) peer_stream: PeerStream,
+    /// None where nothing is sent, not even a header.
+    out: Option<&'a [u8]>,
+    sent: usize,
+    into: Option<&'a mut [u8]>,
+    got: usize,
+}
+
+impl<'a> Exchange<'a> {
+    pub(super) fn new(peer_stream: PeerStream, out: Option<&'a [u8]>, into: Option<&'a mut [u8]>) -> Exchange<'a> {
+        Exchange { peer_stream, out, sent: 0, into, got: 0 }
+    }
+
+    fn interest(&self) -> Option<Interest> {
+        let send = self.out.is_some_and(|out| !self.peer_stream.opened() || self.sent < out.len());
+        let receive = self.into.as_ref().is_some_and(|into| !self.peer_stream.heard() || self.got < into.len());
+        (send || receive).then_some(Interest { peer: self.peer_stream.peer, send, receive })
+    }
+
+    /// Sends and receives as much as the socket allows. Returns whether anything moved.
+    fn turn(&mut self, group: &Group) -> Result<bool, CollectiveError> {
+        let Some(Interest { send, receive, .. }) = self.interest() else { return Ok(false) };
+        let before = (self.peer_stream.opened(), self.peer_stream.heard(), self.sent + self.got);
+        if let Some(out) = self.out.filter(|_| send) {
+            self.sent += self.peer_stream.send(group, &out[self.sent..])?;
+        }
+        if let Some(into) = self.into.as_mut().filter(|_| receive) {
+            self.got += self.peer_stream.receive(group, &mut into[self.got..])?;
+        }
+        Ok(before != (self.peer_stream.opened(), self.peer_stream.heard(), self.sent + self.got))
+    }
+}
+
+/// Moves all bytes. The operation's time counts from `started`, or, if that is none, from the last byte that moved.
+pub(super) fn run(
+    group: &mut Group,
+    exchanges: &mut [Exchange<'_>],
+    started: Option<Instant>,
+) -> Result<(), CollectiveError> {
+    let mut last = Instant::now();
+    loop {
+        let mut moved = false;
+        for exchange in &mut *exchanges {
+            moved |= exchange.turn(group)?;
+        }
+        let interests: Vec<Interest> = exchanges.iter().filter_map(Exchange::interest).collect();
+        if interests.is_empty() {
+            return Ok(());
+        }
+        if moved {
+            last = Instant::now();
+        } else {
+            group.wait(&interests, started.unwrap_or(last))?;
+        }
+    }
+}
+
 /// What an operation waits for from one peer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Interest {
@@ -187,8 +246,8 @@ impl Group {
         (OperationHeader { number: self.exchanges, kind: kind as u32, bytes: bytes as u64 }, now)
     }
 
-    /// Numbers and records an operation.
-    pub(super) fn note(&mut self, transport: &'static str, name: &'static str, bytes: u64) -> Instant {
+    /// Numbers and records an operation of these ranks, over any transport.
+    pub fn note(&mut self, transport: &'static str, name: &'static str, bytes: u64) -> Instant {
         self.operations += 1;
         let (round, number, now) = (self.round, self.operations, Instant::now());
         let sequence = self.recorder.begin(recorder::Operation { round, number, transport, name, bytes }, now);

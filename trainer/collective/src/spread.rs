@@ -1,19 +1,8 @@
 //! Operations in which each pair of ranks exchanges other bytes: gathering numbers of all ranks, and spreading a buffer
 //! from several holders at once.
 
-use std::time::Instant;
-
-use super::peer_stream::{Interest, Kind, OperationHeader, PeerStream};
+use super::peer_stream::{Exchange, Kind, PeerStream, run};
 use super::{CollectiveError, Group};
-
-/// The bytes that go to a peer, and those that come from it.
-struct Stream<'a> {
-    peer_stream: PeerStream,
-    out: &'a [u8],
-    sent: usize,
-    into: &'a mut [u8],
-    got: usize,
-}
 
 pub(super) fn gather<const N: usize>(group: &mut Group, values: [u64; N]) -> Result<Vec<[u64; N]>, CollectiveError> {
     let own = values.map(u64::to_le);
@@ -21,8 +10,10 @@ pub(super) fn gather<const N: usize>(group: &mut Group, values: [u64; N]) -> Res
     let (operation, _) = group.begin(Kind::Gather, size_of_val(&all[..]));
     let (rank, out) = (group.rank, bytemuck::cast_slice(&own));
     let peers = all.iter_mut().enumerate().filter(|(peer, _)| *peer != rank);
-    let streams = peers.map(|(peer, into)| Stream::new(peer, operation, out, bytemuck::cast_slice_mut(into))).collect();
-    run(group, streams)?;
+    let exchanges = peers.map(|(peer, into)| {
+        Exchange::new(PeerStream::new(peer, operation, 0), Some(out), Some(bytemuck::cast_slice_mut(into)))
+    });
+    run(group, &mut exchanges.collect::<Vec<_>>(), None)?;
     Ok(all.into_iter().map(|values| values.map(u64::from_le)).collect())
 }
 
@@ -60,58 +51,12 @@ fn move_parts(
         (rest, start) = (after, end);
         if peer == rank { own = part } else { theirs.push((peer, part)) }
     }
-    let streams = theirs.into_iter().filter_map(|(peer, part)| {
+    let exchanges = theirs.into_iter().filter_map(|(peer, part)| {
         let out = if wants(peer) { own } else { &[] };
         let into = if wants(rank) { part } else { &mut [] };
         let nothing = out.is_empty() && into.is_empty();
-        (!nothing).then(|| Stream::new(peer, operation, out, into))
+        (!nothing).then(|| Exchange::new(PeerStream::new(peer, operation, 0), Some(out), Some(into)))
     });
-    let streams = streams.collect();
-    run(group, streams)
-}
-
-/// Moves all bytes. The operation's time counts from the last byte that moved, since the number of bytes differs from
-/// job to job.
-fn run(group: &mut Group, mut streams: Vec<Stream<'_>>) -> Result<(), CollectiveError> {
-    let mut last = Instant::now();
-    loop {
-        let mut moved = false;
-        for stream in &mut streams {
-            moved |= stream.turn(group)?;
-        }
-        let interests: Vec<Interest> = streams.iter().filter_map(Stream::interest).collect();
-        if interests.is_empty() {
-            return Ok(());
-        }
-        if moved {
-            last = Instant::now();
-        } else {
-            group.wait(&interests, last)?;
-        }
-    }
-}
-
-impl<'a> Stream<'a> {
-    fn new(peer: usize, operation: OperationHeader, out: &'a [u8], into: &'a mut [u8]) -> Stream<'a> {
-        Stream { peer_stream: PeerStream::new(peer, operation, 0), out, sent: 0, into, got: 0 }
-    }
-
-    fn interest(&self) -> Option<Interest> {
-        let send = !self.peer_stream.opened() || self.sent < self.out.len();
-        let receive = !self.peer_stream.heard() || self.got < self.into.len();
-        (send || receive).then_some(Interest { peer: self.peer_stream.peer, send, receive })
-    }
-
-    /// Sends and receives as much as the socket allows. Returns whether anything moved.
-    fn turn(&mut self, group: &Group) -> Result<bool, CollectiveError> {
-        let Some(Interest { send, receive, .. }) = self.interest() else { return Ok(false) };
-        let before = (self.peer_stream.opened(), self.peer_stream.heard(), self.sent + self.got);
-        if send {
-            self.sent += self.peer_stream.send(group, &self.out[self.sent..])?;
-        }
-        if receive {
-            self.got += self.peer_stream.receive(group, &mut self.into[self.got..])?;
-        }
-        Ok(before != (self.peer_stream.opened(), self.peer_stream.heard(), self.sent + self.got))
-    }
+    // The time counts from the last byte that moved, since the number of bytes differs from job to job.
+    run(group, &mut exchanges.collect::<Vec<_>>(), None)
 }

@@ -41,8 +41,37 @@ pub fn shards_of(rank: u32, world_size: u32, shards: u32) -> Range<u32> {
     at(rank)..at(rank + 1)
 }
 
-/// The widest nodes that lie whole within `range`, left to right: the sums that its owner can compute alone.
-pub fn cover(shards: u32, range: &Range<u32>) -> Vec<Node> {
+/// The widest nodes that lie whole within the shards of `rank`, left to right: the sums that it can compute alone.
+pub fn nodes_of(rank: u32, world_size: u32, shards: u32) -> Vec<Node> {
+    cover(shards, &shards_of(rank, world_size, shards))
+}
+
+/// How ranks share the work of a sum: each completes a chunk of it, from the partial sums of all ranks.
+#[derive(Debug, Clone, Copy)]
+pub struct SumPlan {
+    /// The ranks.
+    pub world_size: u32,
+    /// The logical shards, whose order is that of the sum.
+    pub shards: u32,
+    /// The length of the sum.
+    pub elements: usize,
+}
+
+impl SumPlan {
+    /// The part of the sum that `rank` completes.
+    pub fn chunk(&self, rank: u32) -> Range<usize> {
+        // In 128 bits, since the product may not fit into 64.
+        let at = |rank: u32| (self.elements as u128 * u128::from(rank) / u128::from(self.world_size)) as usize;
+        at(rank)..at(rank + 1)
+    }
+
+    /// The nodes of which `rank` has the partial sums.
+    pub fn nodes(&self, rank: u32) -> Vec<Node> {
+        nodes_of(rank, self.world_size, self.shards)
+    }
+}
+
+fn cover(shards: u32, range: &Range<u32>) -> Vec<Node> {
     fn collect(node: Node, range: &Range<u32>, found: &mut Vec<Node>) {
         if node.end <= range.start || range.end <= node.first {
             return;
@@ -70,8 +99,7 @@ mod tests {
     proptest! {
         #[test]
         fn ranks_tile_the_shards_and_their_nodes_tile_the_ranks(world_size in 1u32..40, shards in 1u32..70) {
-            let nodes: Vec<Node> =
-                (0..world_size).flat_map(|rank| cover(shards, &shards_of(rank, world_size, shards))).collect();
+            let nodes: Vec<Node> = (0..world_size).flat_map(|rank| nodes_of(rank, world_size, shards)).collect();
             let mut next = 0;
             for node in &nodes {
                 prop_assert_eq!(node.first, next);
@@ -80,7 +108,7 @@ mod tests {
             prop_assert_eq!(next, shards);
             let widest = 2 * (shards.ilog2() as usize + 1);
             for rank in 0..world_size {
-                prop_assert!(cover(shards, &shards_of(rank, world_size, shards)).len() <= widest);
+                prop_assert!(nodes_of(rank, world_size, shards).len() <= widest);
             }
         }
     }
@@ -89,7 +117,7 @@ mod tests {
     fn even_shares_are_one_node_each() {
         for world_size in [1, 2, 4, 8] {
             for rank in 0..world_size {
-                assert_eq!(cover(8, &shards_of(rank, world_size, 8)).len(), 1);
+                assert_eq!(nodes_of(rank, world_size, 8).len(), 1);
             }
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use elastic_collective::recorder::Recorder;
 use elastic_collective::stop::Stop;
-use elastic_collective::tree::{Node, cover, shards_of};
+use elastic_collective::tree::{Node, nodes_of};
 use elastic_collective::{CollectiveError, Group, GroupConfig, Patience};
 use elastic_proto::worker::FailureClass;
 use rand::rngs::SmallRng;
@@ -108,7 +108,7 @@ fn the_ordered_sum_has_the_same_bits_on_every_world() {
         let expected = tree_sum(Node::root(shards), length);
         for ranks in 1..=5 {
             let results = world(ranks, PATIENCE, |mut group| {
-                let nodes = cover(shards, &shards_of(group.rank(), ranks, shards));
+                let nodes = nodes_of(group.rank(), ranks, shards);
                 let partials: Vec<_> = nodes.into_iter().map(|node| tree_sum(node, length)).collect();
                 let rest: Vec<&[f32]> = partials.iter().skip(1).map(Vec::as_slice).collect();
                 let (mut sum, mut votes) = (Vec::new(), 0);
@@ -221,7 +221,7 @@ const OPERATIONS: [Operation; 4] = [
     ("broadcast", |group| group.broadcast(&mut vec![0; 20_000_000])),
     ("ordered", |group| {
         let (shards, data) = (4, vec![1.0; 3_000_000]);
-        let nodes = cover(shards, &shards_of(group.rank(), group.world_size(), shards)).len();
+        let nodes = nodes_of(group.rank(), group.world_size(), shards).len();
         group.ordered_sum(shards, &vec![&data[..]; nodes.saturating_sub(1)], &mut data.clone(), 0).map(drop)
     }),
 ];

@@ -173,9 +173,6 @@ impl Gpu {
 
     /// Copies numbers to the GPU. `from` may change as soon as this returns; if it is
     /// [`HostMemory`](super::HostMemory), only once the GPU has made the copy.
-    ///
-    /// # Panics
-    /// When the lengths differ.
     pub fn upload<T: DeviceRepr>(&self, from: &[T], to: &mut CudaViewMut<'_, T>) -> Result<(), CudaError> {
         assert_eq!(from.len(), to.len(), "what is copied and the room for it");
         self.outside_of_a_graph("copy numbers from the host")?;
@@ -183,9 +180,6 @@ impl Gpu {
     }
 
     /// Copies numbers from the GPU, once all work launched before is done.
-    ///
-    /// # Panics
-    /// When the lengths differ.
     pub fn download<T: DeviceRepr>(&self, from: &CudaView<'_, T>, to: &mut [T]) -> Result<(), CudaError> {
         assert_eq!(from.len(), to.len(), "what is copied and the room for it");
         self.stream.memcpy_dtoh(from, to).map_err(self.failed("copy numbers to the host"))?;
@@ -202,9 +196,6 @@ impl Gpu {
     }
 
     /// Copies numbers to another place on the GPU.
-    ///
-    /// # Panics
-    /// When the lengths differ.
     pub fn copy(&self, from: &CudaView<'_, f32>, to: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(from.len(), to.len(), "what is copied and the room for it");
         self.stream.memcpy_dtod(from, to).map_err(self.failed("copy"))
@@ -289,18 +280,12 @@ impl<T: DeviceRepr + ValidAsZeroBits> Buffer<T> {
     }
 
     /// The numbers that the last [`fit`](Self::fit) made room for.
-    ///
-    /// # Panics
-    /// When there was none.
     #[allow(clippy::expect_used)] // A fault in the caller.
     pub fn view(&self) -> CudaView<'_, T> {
         self.buffer.as_ref().expect(NO_ROOM).slice(..self.count)
     }
 
     /// As [`view`](Self::view), to change them.
-    ///
-    /// # Panics
-    /// When there was no [`fit`](Self::fit).
     #[allow(clippy::expect_used)] // As above.
     pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.buffer.as_mut().expect(NO_ROOM).slice_mut(..self.count)

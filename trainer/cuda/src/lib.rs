@@ -12,6 +12,9 @@
 //!
 //! Nothing of CUDA is needed to build. All computation goes to one stream, in the order of the calls; a call that reads
 //! a result waits for it. Every kernel adds in a fixed order, so equal work gives equal bits on GPUs of one kind.
+//!
+//! A kernel checks nothing. So the functions that launch kernels or copy numbers check lengths and shapes, and panic
+//! when those do not fit.
 
 mod error;
 mod gpu;
@@ -29,12 +32,13 @@ pub use gpu::{Buffer, Gpu, Mark, Precision};
 pub use graph::Graphs;
 pub use host_memory::HostMemory;
 pub use kernels::adamw::{AdamwStep, Decays};
-pub use kernels::attention::{Attended, Attention};
+pub use kernels::attention::{Attended, Attends, Attention};
 pub use kernels::launch::{Labelled, Labels};
 pub use kernels::number::{Bf16, Number};
 pub use kernels::rows::{Chunks, More, Norm, Occurrences, Residual, SlopeIn};
 pub use kernels::sources::{SOURCES, Source};
 pub use libraries::compiler::{Compiled, Compiler};
+pub use libraries::error::LoadError;
 pub use libraries::surroundings::Surroundings;
 pub use nccl::stream::{NcclStream, all_reduce, ordered_sum};
 pub use products::bf16::Epilogue;

@@ -86,9 +86,6 @@ impl GpuState {
     }
 
     /// Replaces all numbers.
-    ///
-    /// # Panics
-    /// When `numbers` has another length than the state.
     pub fn upload(&mut self, gpu: &Gpu, numbers: &[f32]) -> Result<(), CudaError> {
         assert_eq!(numbers.len(), self.len(), "numbers of a state");
         let mut rest = numbers;
@@ -101,9 +98,6 @@ impl GpuState {
     }
 
     /// Copies all numbers to the host, and waits for the copy.
-    ///
-    /// # Panics
-    /// When `into` has another length than the state.
     pub fn download(&self, gpu: &Gpu, into: &mut [f32]) -> Result<(), CudaError> {
         assert_eq!(into.len(), self.len(), "room for a state");
         if let Some(copier) = self.copier.as_ref().filter(|copier| copier.current) {

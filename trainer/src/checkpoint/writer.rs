@@ -30,17 +30,6 @@ use super::snapshot::Slot;
 use super::snapshot_slots::SnapshotSlots;
 use super::{CheckpointError, Checkpoints};
 
-/// What happens to a slot that was filled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Offer {
-    /// It will be written.
-    Taken,
-    /// It will be written instead of this older step.
-    Overtook(u64),
-    /// It is in memory, and will not be written.
-    Kept,
-}
-
 /// What happens to a slot on its way to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteMode {
@@ -201,25 +190,25 @@ impl Writer {
         Some(ReservedSlot { slot, mode: Some(WriteMode::Whole), overtaken })
     }
 
-    /// Takes in a slot that was filled.
-    pub fn take_in(&self, reserved: ReservedSlot) -> Offer {
+    /// Takes in a slot that was filled. Returns the older step that is not written because of it, if there is one.
+    pub fn take_in(&self, reserved: ReservedSlot) -> Option<u64> {
         let ReservedSlot { slot, mode, overtaken } = reserved;
         let Some(mode) = mode else {
             self.slots.put(slot);
-            return Offer::Kept;
+            return None;
         };
         if mode != WriteMode::Whole {
             // A share that an earlier round has left unwritten is superfluous.
             let older = self.shared.change(|queue| queue.sharing.replace((slot, mode)));
             older.into_iter().for_each(|(older, _)| self.slots.put(older));
-            return Offer::Taken;
+            return None;
         }
         let older = self.shared.change(|queue| queue.queued.replace(slot));
         let overtaken = older.as_ref().map(Slot::step).or(overtaken);
         if let Some(older) = older {
             self.slots.put(older);
         }
-        overtaken.map_or(Offer::Taken, Offer::Overtook)
+        overtaken
     }
 
     /// The outcome of a write, not yet reported: it is durable, or why not.
@@ -270,18 +259,14 @@ impl Writer {
     /// Snapshots that are being written or wait for it, or whose outcome is not yet reported.
     pub fn under_way(&self) -> usize {
         let queue = self.shared.lock();
-        let taken = [queue.queued.is_some(), queue.sharing.is_some(), queue.held.is_some(), queue.writing.is_some()];
-        taken.into_iter().filter(|taken| *taken).count() + queue.ended.len()
+        queue.slots().count() + usize::from(queue.writing.is_some()) + queue.ended.len()
     }
 
     /// The newest step among those that wait, are being written, or are durable and not yet reported.
     pub fn newest(&self) -> Option<u64> {
         let queue = self.shared.lock();
         let durable = queue.ended.iter().flatten().map(|checkpoint| checkpoint.step);
-        let sharing = queue.sharing.as_ref().map(|(slot, _)| slot);
-        let slots = [queue.queued.as_ref(), sharing, queue.held.as_ref()].into_iter().flatten().map(Slot::step);
-        let under_way = slots.chain(queue.writing.map(|write| write.step));
-        under_way.chain(durable).max()
+        queue.slots().map(Slot::step).chain(queue.writing.map(|write| write.step)).chain(durable).max()
     }
 
     /// Whether there is nothing to do, and room.
@@ -307,9 +292,13 @@ impl Drop for Writer {
 }
 
 impl Queue {
+    /// Those that wait for the thread, or for a decision.
+    fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.queued.iter().chain(&self.held).chain(self.sharing.iter().map(|(slot, _)| slot))
+    }
+
     fn is_idle(&self) -> bool {
-        let slots = [&self.queued, &self.held].into_iter().all(Option::is_none) && self.sharing.is_none();
-        slots && self.writing.is_none() && self.prune.is_none() && !self.pruning
+        self.slots().next().is_none() && self.writing.is_none() && self.prune.is_none() && !self.pruning
     }
 
     /// What to do next. Old checkpoints are removed before more is written: that makes room on the disk.

@@ -129,6 +129,8 @@ mod tests {
         let mut alone = Tokens::default();
         source.read(&[2], &mut alone);
         assert_eq!(alone.inputs, batch.inputs[6..], "whatever else is read");
+        Markov::new(11, 6, 9, 4).read(&[2], &mut alone);
+        assert_ne!(alone.inputs, batch.inputs[6..], "of another seed");
         source.held_out(5).read(&[0], &mut batch);
         Markov::new(11, 6, 10, 3).read(&[9], &mut alone);
         assert_eq!(batch.inputs, alone.inputs, "what is held out comes behind");

@@ -1,4 +1,4 @@
-//! Matrix products on one thread, with bounds checked.
+//! Matrix products on one thread. What does not fit in length or shape is a panic.
 #![allow(unsafe_code)]
 
 use gemm::Parallelism;
@@ -15,18 +15,12 @@ pub(crate) struct Matrix<'a> {
 
 impl<'a> Matrix<'a> {
     /// The matrix whose rows follow each other in `data`.
-    ///
-    /// # Panics
-    /// When `data` does not hold `rows * columns` numbers.
     pub(crate) fn new(data: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
         assert_eq!(data.len(), rows * columns, "a {rows}×{columns} matrix");
         Matrix::spaced(data, rows, columns, columns)
     }
 
     /// The matrix whose rows begin `stride` numbers apart in `data`: some columns of a wider one.
-    ///
-    /// # Panics
-    /// When `data` does not reach to the last row's end.
     pub(crate) fn spaced(data: &'a [f32], rows: usize, columns: usize, stride: usize) -> Matrix<'a> {
         assert_reaches(data, rows, columns, stride);
         Matrix { data, rows, columns, strides: (stride, 1) }
@@ -50,26 +44,17 @@ pub(crate) struct Target<'a> {
 
 impl<'a> Target<'a> {
     /// A matrix whose rows begin `stride` numbers apart in `data`.
-    ///
-    /// # Panics
-    /// When `data` does not reach to the last row's end.
     pub(crate) fn spaced(data: &'a mut [f32], rows: usize, columns: usize, stride: usize) -> Target<'a> {
         assert_reaches(data, rows, columns, stride);
         Target { data, rows, columns, stride }
     }
 
     /// Replaces it by `left · right`. Equal shapes and contents give equal bits on one machine.
-    ///
-    /// # Panics
-    /// When the shapes do not fit.
     pub(crate) fn set(self, left: Matrix<'_>, right: Matrix<'_>) {
         self.product(left, right, false);
     }
 
     /// Adds `left · right` to it.
-    ///
-    /// # Panics
-    /// When the shapes do not fit.
     pub(crate) fn add(self, left: Matrix<'_>, right: Matrix<'_>) {
         self.product(left, right, true);
     }
@@ -108,9 +93,6 @@ impl<'a> Target<'a> {
 }
 
 /// Writes `left · right` into `product`, row by row.
-///
-/// # Panics
-/// When the shapes do not fit.
 pub(crate) fn multiply(product: &mut [f32], left: Matrix<'_>, right: Matrix<'_>) {
     assert_eq!(product.len(), left.rows * right.columns, "size of the product");
     Target::spaced(product, left.rows, right.columns, right.columns).set(left, right);

@@ -1,5 +1,5 @@
-//! Keeps copies of the state: in the agent's memory, which outlives this worker, and from there on disk. When a
-//! checkpoint counts is decided in [`crate::train::saving`].
+//! Keeps copies of the state: in the agent's memory, which outlives this worker, and on disk. When a checkpoint counts
+//! is decided in [`crate::train::saving`].
 //!
 //! On CPUs a copy is made while the next step's gradient is computed. The state does not change until the optimizer
 //! runs, and the optimizer waits for the copy. From a GPU the numbers first go to memory of their own, and the
@@ -306,7 +306,9 @@ impl Keeper {
     fn take_in(&mut self, reserved: ReservedSlot) {
         match (&mut self.disk, &self.slots) {
             (Disk::Checkpoints(saving), _) => saving.take_in(reserved),
-            (Disk::Shares(helper), _) if reserved.is_to_share() => drop(helper.take_in(reserved)),
+            (Disk::Shares(helper), _) if reserved.is_to_share() => {
+                helper.take_in(reserved);
+            }
             (_, Some(slots)) => slots.put(reserved.slot),
             (_, None) => {}
         }

@@ -33,7 +33,7 @@ pub use error::TrainError;
 pub(crate) use ready::Ready;
 
 use elastic_collective::stop::Stop;
-use elastic_collective::tree::{Node, cover, shards_of};
+use elastic_collective::tree::{Node, nodes_of};
 use elastic_collective::{Group, GroupConfig};
 
 use crate::agent::Agent;
@@ -194,7 +194,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn steps(&mut self, group: &mut Group, out: &mut Printer<'_>) -> Result<Option<Ended>, TrainError> {
         let GroupConfig { rank, world_size, round, .. } = self.membership.config;
         let shards = self.run.settings.shards.get();
-        let nodes = cover(shards, &shards_of(rank, world_size, shards));
+        let nodes = nodes_of(rank, world_size, shards);
         let total = self.run.schedule.total_steps();
         let rate = self.run.settings.rate(total);
         let (step, pid) = (self.held.state.step, std::process::id());

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::double::{driver, folders, prefix};
-use crate::training::{SHORT, checksum, command, ended, printed};
+use crate::training::{SHORT, checksum, command, ended, printed, refused_by_rank_0};
 
 fn flags() -> String {
     format!("{SHORT} --device cuda:0")
@@ -101,17 +101,6 @@ fn it_gives_the_same_bits_with_and_without_graphs() {
 
 #[test]
 fn workers_without_it_are_refused_by_those_with_it() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let start = |rank: &str, how: &str| {
-        let mut command = command(&flags(), how);
-        command.env("RANK", rank).env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
-        command.spawn().unwrap()
-    };
-    let (mut first, second) = (start("0", ""), start("1", "cublaslt=0"));
-    let (well, _, logged) = ended(second.wait_with_output().unwrap());
-    // The first worker would wait for another.
-    first.kill().unwrap();
-    first.wait().unwrap();
-    assert!(!well && logged.contains("rank 0 refused this worker"), "{logged}");
+    let logged = refused_by_rank_0("--device cuda:0", "--device cuda:0", "cublaslt=0");
     assert!(logged.contains("cuBLASLt 13.1.0 on 132 processors") && logged.contains("own products"), "{logged}");
 }

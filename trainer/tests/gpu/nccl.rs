@@ -104,6 +104,7 @@ pub(crate) fn start(flags: &str, variables: &[Variables<'_>]) -> Vec<Worker> {
 pub(crate) fn all_end(workers: Vec<Worker>) -> (String, Vec<String>) {
     let ends: Vec<_> = workers.into_iter().map(Worker::end).collect();
     assert!(ends.iter().all(|(well, ..)| *well), "{ends:#?}");
+    assert!(ends[1..].iter().all(|(_, printed, _)| printed.is_empty()), "{ends:#?}");
     let printed = ends[0].1.clone();
     (printed, ends.into_iter().map(|(.., logged)| logged).collect())
 }

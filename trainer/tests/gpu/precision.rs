@@ -70,6 +70,6 @@ fn only_a_gpu_computes_in_bf16() {
 
 #[test]
 fn workers_of_another_precision_refuse_one_another() {
-    let logged = refused_by_rank_0("--device cuda:0 --precision f32", "--device cuda:0 --precision bf16");
+    let logged = refused_by_rank_0("--device cuda:0", "--device cuda:0 --precision bf16", "devices=1");
     assert!(logged.contains("--precision bf16"), "{logged}");
 }

@@ -5,25 +5,19 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use elastic_proto::worker::ToWorker;
 use elastic_trainer::Environment;
 use serde_json::Value;
 
-use crate::agent::{Agent, Commits, assignment};
+use crate::agent::{Agent, Commits};
 use crate::nccl::{Worker, all_end, with_nccl};
 use crate::training::{checksum, printed};
-use crate::worker::{environment, free_port, trace, wait_for};
+use crate::worker::{places, trace, wait_for};
 
 /// Time to quiesce, far more than a test needs.
 const AMPLE: Duration = Duration::from_secs(40);
 
 /// Long enough for five rounds. A rank whose peers fail in NCCL waits for a part of the timeout.
 const FLAGS: &str = "digits --epochs 80 --hidden 8 --batch 200 --shards 3 --peer-timeout 4";
-
-fn places(round: u64, world_size: u32) -> Vec<Environment> {
-    let port = free_port();
-    (0..world_size).map(|rank| environment(rank, world_size, round, port)).collect()
-}
 
 /// A worker on GPU 0 with an agent of its own, which can be given faults through a file.
 fn start(folder: &Path, flags: &str, place: &Environment) -> (Agent, Worker) {
@@ -73,7 +67,7 @@ fn a_later_round_tries_nccl_again_and_waits_longer_after_each_failure() {
             }
             let places = places(round, ranks);
             for ((agent, _), place) in group.iter().zip(&places) {
-                agent.say(&ToWorker::Assignment(assignment(place, None)));
+                agent.assign(place);
             }
             let newcomers = places.iter().skip(group.len()).map(|place| start(folder.path(), &flags, place));
             group.extend(newcomers.collect::<Vec<_>>());

@@ -1,21 +1,21 @@
 //! The program `elastic-trainer` on the double of the driver, from its flags to the parameters that it ends with.
 
-use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use elastic_cuda::Surroundings;
-use elastic_proto::worker::ToWorker;
 use elastic_trainer::Environment;
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::disk::Host;
 use serde_json::Value;
 
-use crate::agent::{Agent, Commits, assignment, start_member};
+use crate::agent::{Agent, Commits, start_member};
 use crate::double::{cache, cublaslt, driver, folders, prefix};
 use crate::library::is_installed;
-use crate::worker::{Worker, environment, free_port};
+use crate::nccl::{self, all_end, start};
+pub(crate) use crate::worker::checksum;
+use crate::worker::{Worker, environment, free_port, places};
 
 /// Flags for a short run. A few steps are enough, since each uses everything.
 pub(crate) const SHORT: &str = "digits --epochs 1 --hidden 32,16 --batch 300 --shards 6 --clip 0.5 --micro-batch 30";
@@ -54,10 +54,6 @@ pub(crate) fn printed(flags: &str, how: &str) -> String {
     printed
 }
 
-pub(crate) fn checksum(printed: &str) -> &str {
-    printed.lines().find_map(|line| line.strip_prefix("parameters crc32c:")).unwrap()
-}
-
 /// Why a run fails: one message.
 pub(crate) fn refused(flags: &str, how: &str) -> String {
     let (well, _, logged) = run(flags, how);
@@ -68,23 +64,8 @@ pub(crate) fn refused(flags: &str, how: &str) -> String {
 }
 
 /// Runs a group of workers that train together on GPU 0. Returns what rank 0 prints.
-pub(crate) fn together(flags: &str, world_size: u32) -> String {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let start = |rank: u32| -> Child {
-        let mut command = command(flags, "devices=1");
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", world_size.to_string());
-        command.env("LOCAL_RANK", rank.to_string()).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
-        command.spawn().unwrap()
-    };
-    let workers: Vec<Child> = (0..world_size).map(start).collect();
-    let mut all =
-        workers.into_iter().map(|worker| ended(worker.wait_with_output().unwrap())).map(|(well, printed, logged)| {
-            assert!(well, "{logged}");
-            printed
-        });
-    let first = all.next().unwrap();
-    assert!(all.all(|printed| printed.is_empty()));
-    first
+pub(crate) fn together(flags: &str, world_size: usize) -> String {
+    all_end(start(flags, &vec![&[][..]; world_size])).0
 }
 
 pub(crate) fn losses(trace: &Path) -> Vec<f64> {
@@ -154,28 +135,21 @@ fn a_newcomer_gets_the_state_from_a_gpu() {
     let folder = tempfile::tempdir().unwrap();
     let flags = "digits --epochs 4 --hidden 16 --batch 60 --shards 2 --device cuda:0";
     let cuda = Surroundings { folders: vec![driver(), cublaslt()], prefixes: vec![prefix()], cache: Some(cache()) };
-    let places = |round, world_size| -> Vec<Environment> {
-        let port = free_port();
-        let place = |rank| Environment { cuda: cuda.clone(), ..environment(rank, world_size, round, port) };
-        (0..world_size).map(place).collect()
+    let member = |place: &Environment| {
+        start_member(folder.path(), flags, Environment { cuda: cuda.clone(), ..place.clone() }, None)
     };
-    let member = |place: &Environment| start_member(folder.path(), flags, place.clone(), None);
     // Given a worker that trains and will continue as rank 1, with a newcomer as rank 0
     let (agent, worker) = member(&places(1, 1)[0]);
     agent.step_reached(1);
     agent.forming(2, Duration::from_secs(40));
     let held = agent.quiesced(2);
     let next = places(2, 2);
-    agent.say(&ToWorker::Assignment(assignment(&next[1], None)));
+    agent.assign(&next[1]);
     let (_agent, newcomer) = member(&next[0]);
     // Then both continue from the first worker's step.
-    let (status, printed, logged) = newcomer.end();
-    assert!(
-        status.success() && logged.contains(&format!("continues from memory round=2 step={held} lacking=1")),
-        "{logged}"
-    );
-    let (status, _, logged) = worker.end();
-    assert!(status.success(), "{logged}");
+    let (printed, logged) = newcomer.succeeds();
+    assert!(logged.contains(&format!("continues from memory round=2 step={held} lacking=1")), "{logged}");
+    worker.succeeds();
     assert_eq!(checksum(&printed), checksum(&self::printed(flags, "")));
 }
 
@@ -257,26 +231,22 @@ fn a_model_without_kernels_is_refused_and_stays_on_the_host_by_itself() {
     assert!(logged.contains(&format!("computes on the CPU: {why}")), "{logged}");
 }
 
-/// Starts ranks 0 and 1 with these flags. Rank 0 refuses rank 1. Returns rank 1's log.
-pub(crate) fn refused_by_rank_0(first: &str, second: &str) -> String {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let start = |rank: &str, flags: &str| {
-        let mut command = command(&format!("{SHORT} {flags}"), "");
-        command.env("RANK", rank).env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
-        command.spawn().unwrap()
-    };
-    let (mut first, second) = (start("0", first), start("1", second));
-    let (well, _, logged) = ended(second.wait_with_output().unwrap());
-    // Rank 0 would wait for another rank 1.
-    first.kill().unwrap();
-    first.wait().unwrap();
+/// Starts ranks 0 and 1 with these flags, rank 1 on a double that `how` describes. Rank 0 refuses rank 1. Returns rank
+/// 1's log.
+pub(crate) fn refused_by_rank_0(first: &str, second: &str, how: &str) -> String {
+    let port = free_port();
+    let start =
+        |rank, flags: &str, variables| nccl::Worker::start(&format!("{SHORT} {flags}"), (rank, 2), port, variables);
+    // Rank 0 would wait for another rank 1, and is killed when it is dropped.
+    let (_first, second) = (start(0, first, &[]), start(1, second, &[("FAKE_CUDA", how)]));
+    let (well, _, logged) = second.end();
     assert!(!well && logged.contains("rank 0 refused this worker"), "{logged}");
     logged
 }
 
 #[test]
 fn a_worker_on_another_device_is_refused_by_its_peers() {
-    let logged = refused_by_rank_0("--device cpu", "--device cuda:0");
+    let logged = refused_by_rank_0("--device cpu", "--device cuda:0", "devices=1");
     let kind = "(on a GPU: sm_90, NVRTC 13.5, cuBLASLt 13.1.0 on 132 processors)";
     assert!(logged.contains(kind), "{logged}");
 }

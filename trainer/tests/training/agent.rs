@@ -143,6 +143,21 @@ impl Agent {
         })
     }
 
+    /// All checkpoints that were to be committed.
+    pub(crate) fn commits(&self) -> Vec<Checkpoint> {
+        let heard = self.heard.lock().unwrap();
+        let commits = heard.iter().filter_map(|message| match message {
+            FromWorker::Commit { checkpoint, .. } => Some(checkpoint.clone()),
+            _ => None,
+        });
+        commits.collect()
+    }
+
+    /// Gives the worker a place in a round that it has quiesced for.
+    pub(crate) fn assign(&self, place: &Environment) {
+        self.say(&ToWorker::Assignment(assignment(place, None)));
+    }
+
     pub(crate) fn step_reached(&self, wanted: u64) -> u64 {
         self.heard("progress", |message| match message {
             FromWorker::Progress { step, .. } if *step >= wanted => Some(*step),

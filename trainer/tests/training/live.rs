@@ -4,10 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use elastic_proto::worker::ToWorker;
-use elastic_trainer::Environment;
 
-use crate::agent::{Agent, assignment, start_group, start_member};
-use crate::worker::{Worker, environment, free_port, last_step, trace, train, wait_for};
+use crate::agent::{assignment, start_group, start_member};
+use crate::worker::{Worker, checksum, last_step, places, trace, train, wait_for};
 
 /// Training that takes longer than a test needs to strike, also on an idle machine.
 const FLAGS: &str = "--epochs 400 --hidden 32";
@@ -19,26 +18,13 @@ fn traced(folder: &Path) -> String {
     format!("{FLAGS} --trace {}", folder.join("trace").display())
 }
 
-/// The places of a round, by rank.
-fn places(round: u64, world_size: u32) -> Vec<Environment> {
-    let port = free_port();
-    (0..world_size).map(|rank| environment(rank, world_size, round, port)).collect()
-}
-
-fn assign(agent: &Agent, place: &Environment) {
-    agent.say(&ToWorker::Assignment(assignment(place, None)));
-}
-
 /// Waits for all workers, which must succeed with the undisturbed run's parameters. Returns what rank 0 printed.
 fn all_reach_the_undisturbed_end(workers: Vec<Worker>) -> String {
     let mut printed = String::new();
     for worker in workers {
-        let (status, out, logged) = worker.end();
-        assert!(status.success(), "{logged}");
-        printed += &out;
+        printed += &worker.succeeds().0;
     }
-    let undisturbed = train(FLAGS, 1, 0);
-    assert!(printed.contains(&format!("parameters crc32c:{:08x}", undisturbed.checksum())), "{printed}");
+    assert_eq!(checksum(&printed), format!("{:08x}", train(FLAGS, 1, 0).checksum()));
     printed
 }
 
@@ -67,7 +53,7 @@ fn at_a_planned_change_all_quiesce_after_the_same_step_and_a_newcomer_gets_the_s
     // Then with a newcomer they continue from there
     let places = places(2, 4);
     for ((agent, _), place) in group.iter().zip(&places) {
-        assign(agent, place);
+        agent.assign(place);
     }
     let (_newcomers_agent, newcomer) = start_member(folder.path(), &flags, places[3].clone(), None);
     let (_agents, mut workers): (Vec<_>, Vec<_>) = group.into_iter().unzip();
@@ -97,7 +83,7 @@ fn survivors_of_a_kill_lose_no_step_and_give_their_state_to_whoever_takes_the_pl
             if rank == victim {
                 group[rank] = start_member(folder.path(), &flags, place.clone(), None);
             } else {
-                assign(&group[rank].0, place);
+                group[rank].0.assign(place);
             }
         }
         wait_for("the next round", || {
@@ -124,7 +110,7 @@ fn a_step_that_cannot_end_is_given_up_in_half_the_time_to_quiesce() {
     let places = places(2, 2);
     for ((agent, _), place) in group.iter().zip(&places) {
         agent.quiesced(2);
-        assign(agent, place);
+        agent.assign(place);
     }
     let (_agents, workers): (Vec<_>, Vec<_>) = group.into_iter().unzip();
     all_reach_the_undisturbed_end(workers);
@@ -141,12 +127,12 @@ fn a_round_that_never_comes_together_is_left_for_the_next() {
     let steps: Vec<u64> = group.iter().map(|(agent, _)| agent.quiesced(2)).collect();
     // Given places beside a third worker, which does not appear
     for ((agent, _), place) in group.iter().zip(&places(2, 3)) {
-        assign(agent, place);
+        agent.assign(place);
     }
     tell(3);
     assert_eq!(group.iter().map(|(agent, _)| agent.quiesced(3)).collect::<Vec<_>>(), steps);
     for ((agent, _), place) in group.iter().zip(&places(3, 2)) {
-        assign(agent, place);
+        agent.assign(place);
     }
     let (_agents, workers): (Vec<_>, Vec<_>) = group.into_iter().unzip();
     all_reach_the_undisturbed_end(workers);

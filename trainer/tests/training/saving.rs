@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use elastic_proto::worker::{Checkpoint, FailureClass, FromWorker, ToWorker};
+use elastic_proto::worker::{FailureClass, FromWorker, ToWorker};
 use elastic_trainer::Environment;
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::disk::Host;
@@ -37,18 +37,8 @@ fn the_committed_checkpoint_wins_over_newer_ones() {
     let flags = format!("--hidden 16 --checkpoint-every 10 --keep 50 --checkpoint-dir {}", folder.path().display());
     let mut group = start_group(folder.path(), &format!("{flags} --epochs 4"), 1, 1, None);
     let (agent, worker) = group.remove(0);
-    let (status, printed, logged) = worker.end();
-    assert!(status.success(), "{logged}");
-    let commits: Vec<Checkpoint> = agent
-        .heard
-        .lock()
-        .unwrap()
-        .iter()
-        .filter_map(|message| match message {
-            FromWorker::Commit { checkpoint, .. } => Some(checkpoint.clone()),
-            _ => None,
-        })
-        .collect();
+    let (printed, _) = worker.succeeds();
+    let commits = agent.commits();
     let steps: Vec<u64> = commits.iter().map(|commit| commit.step).collect();
     assert!(steps.len() > 1 && steps.is_sorted_by(|a, b| a < b) && steps.last() == Some(&92), "{steps:?}");
 
@@ -56,8 +46,7 @@ fn the_committed_checkpoint_wins_over_newer_ones() {
     let trace_path = folder.path().join("trace");
     let resumed = format!("{flags} --epochs 4 --trace {}", trace_path.display());
     for (_, worker) in start_group(folder.path(), &resumed, 2, 2, Some(&commits[0])) {
-        let (status, out, logged) = worker.end();
-        assert!(status.success(), "{logged}");
+        let (out, _) = worker.succeeds();
         let told = |printed: &str, what: &str| printed.lines().find(|line| line.starts_with(what)).map(str::to_owned);
         for what in ["done: ", "parameters ", "test accuracy "] {
             assert!(out.is_empty() || told(&out, what) == told(&printed, what), "{out}, not {printed}");
@@ -88,8 +77,7 @@ fn a_job_leaves_anothers_checkpoints_alone() {
     let folder = tempfile::tempdir().unwrap();
     let flags = format!("--hidden 16 --epochs 1 --checkpoint-every 10 --checkpoint-dir {}", folder.path().display());
     let (agent, worker) = start_group(folder.path(), &flags, 1, 1, None).remove(0);
-    let (status, _, logged) = worker.end();
-    assert!(status.success(), "{logged}");
+    worker.succeeds();
     let committed = agent.last_commit();
     let saved = std::fs::read(&committed.path).unwrap();
     // When another is started by the same line, then it says so, and nothing is touched.
@@ -139,7 +127,7 @@ fn what_is_not_committed_is_no_success_and_prunes_nothing() {
     assert_eq!(status.code(), Some(1), "{logged}");
     assert!(logged.contains("a later round began") && logged.contains("would go back to step 0"), "{logged}");
     assert_eq!(agent.failure().0, FailureClass::Own);
-    let asked = agent.heard.lock().unwrap().iter().filter(|word| matches!(word, FromWorker::Commit { .. })).count();
+    let asked = agent.commits().len();
     assert!(asked > 1);
     assert_eq!(saved_steps(folder.path()), asked, "nothing was pruned for a commit that failed");
     assert_eq!(last_step(&folder.path().join("trace"), "committed"), None);
@@ -151,16 +139,7 @@ fn the_last_commit_is_asked_for_again_while_the_store_is_away() {
     let (agent, worker) = start_ungranted(folder.path(), Commits::AtTheThirdTry);
     let (status, _, logged) = worker.end();
     assert!(status.success() && logged.contains("the store is away"), "{logged}");
-    let steps: Vec<u64> = agent
-        .heard
-        .lock()
-        .unwrap()
-        .iter()
-        .filter_map(|word| match word {
-            FromWorker::Commit { checkpoint, .. } => Some(checkpoint.step),
-            _ => None,
-        })
-        .collect();
+    let steps: Vec<u64> = agent.commits().iter().map(|commit| commit.step).collect();
     assert!(steps.ends_with(&[2300; 3]), "{steps:?}");
     assert_eq!(last_step(&folder.path().join("trace"), "committed"), Some(2300));
 }

@@ -54,6 +54,12 @@ pub(crate) fn environment(rank: u32, world_size: u32, round: u64, master_port: u
     }
 }
 
+/// The places of a round, by rank.
+pub(crate) fn places(round: u64, world_size: u32) -> Vec<Environment> {
+    let port = free_port();
+    (0..world_size).map(|rank| environment(rank, world_size, round, port)).collect()
+}
+
 /// Trains in this thread with these flags.
 pub(crate) fn run(flags: &str, environment: Environment) -> Result<Outcome, TrainError> {
     let mut nowhere = std::io::sink();
@@ -156,6 +162,13 @@ impl Worker {
         (status, logged)
     }
 
+    /// Waits for the end, which must be a success. Returns what was printed and what was logged.
+    pub(crate) fn succeeds(self) -> (String, String) {
+        let (status, printed, logged) = self.end();
+        assert!(status.success(), "{logged}");
+        (printed, logged)
+    }
+
     /// Waits for the end. Returns the status, what was printed and what was logged.
     pub(crate) fn end(mut self) -> (ExitStatus, String, String) {
         let status = wait_for("the worker's end", || self.0.try_wait().unwrap());
@@ -168,6 +181,11 @@ impl Worker {
         let logged = read(&mut self.0.stderr.take().unwrap());
         (status, printed, logged)
     }
+}
+
+/// The checksum of the parameters that a run ends with, as rank 0 prints it.
+pub(crate) fn checksum(printed: &str) -> &str {
+    printed.lines().find_map(|line| line.strip_prefix("parameters crc32c:")).unwrap()
 }
 
 pub(crate) fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {

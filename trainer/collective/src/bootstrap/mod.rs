@@ -259,20 +259,27 @@ impl Bootstrap<'_> {
         first.copied().ok_or_else(|| error("it has no address".to_owned()))
     }
 
-    fn send<T: Serialize>(&self, mut link: &TcpStream, rank: usize, message: &T) -> Result<(), CollectiveError> {
+    fn send<T: Serialize>(&self, link: &TcpStream, rank: usize, message: &T) -> Result<(), CollectiveError> {
         let lost = |cause: String| CollectiveError::PeerLost { rank, cause };
         let body = serde_json::to_vec(message).map_err(|error| lost(error.to_string()))?;
-        let mut bytes = [&MAGIC[..], &(body.len() as u32).to_le_bytes()].concat();
-        bytes.extend(body);
-        let mut sent = 0;
-        while sent < bytes.len() {
-            match link.write(&bytes[sent..]) {
-                Ok(count) => sent += count,
+        let prefix = [&MAGIC[..], &(body.len() as u32).to_le_bytes()].concat();
+        self.write(link, rank, &[prefix, body].concat(), lost)
+    }
+
+    /// Writes all bytes to a socket of `rank`'s.
+    fn write(
+        &self,
+        mut link: &TcpStream,
+        rank: usize,
+        mut bytes: &[u8],
+        failed: impl Fn(String) -> CollectiveError,
+    ) -> Result<(), CollectiveError> {
+        while !bytes.is_empty() {
+            match link.write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.wait(&[(link, PollFlags::OUT)], &[rank])?;
-                }
-                Err(error) => return Err(lost(error.to_string())),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(&[(link, PollFlags::OUT)], &[rank])?,
+                Err(error) => return Err(failed(error.to_string())),
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! The wire format is PyTorch's (torch 2.1 and later): a byte for the operation, little-endian integers, and strings
 //! after a `u64` of their length.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};
 
 use rustix::event::PollFlags;
@@ -35,20 +35,20 @@ impl Bootstrap<'_> {
     pub(super) fn publish(&self, store: &TcpStream, port: u16) -> Result<(), CollectiveError> {
         let set = [&[SET][..], &self.key(), &string(port.to_string().as_bytes())].concat();
         // A SET has no answer. The answer to the PING after it shows that the SET was done.
-        self.say(store, &[&HELLO[..], &set, &[PING, 1, 2, 3, 4]].concat())?;
+        self.write(store, 0, &[&HELLO[..], &set, &[PING, 1, 2, 3, 4]].concat(), failed)?;
         self.hear::<4>(store).map(drop)
     }
 
     /// Waits until rank 0 has published its port, and returns its address.
     pub(super) fn look_up(&self, master: SocketAddr) -> Result<SocketAddr, CollectiveError> {
-        let lost = |cause: io::Error| failed(&cause.to_string());
+        let lost = |cause: io::Error| failed(cause.to_string());
         let store = TcpStream::connect_timeout(&master, CONNECT_TIME.min(self.left().max(GLANCE))).map_err(lost)?;
         prepare(&store).map_err(lost)?;
-        self.say(&store, &[&HELLO[..], &[WAIT], &1_u64.to_le_bytes(), &self.key()].concat())?;
+        self.write(&store, 0, &[&HELLO[..], &[WAIT], &1_u64.to_le_bytes(), &self.key()].concat(), failed)?;
         if self.hear(&store)? != THERE {
             return Err(failed("it does not answer as TCPStore does"));
         }
-        self.say(&store, &[&[GET][..], &self.key()].concat())?;
+        self.write(&store, 0, &[&[GET][..], &self.key()].concat(), failed)?;
         let length = u64::from_le_bytes(self.hear(&store)?);
         let mut text = Vec::new();
         while text.len() as u64 != length.min(5) {
@@ -56,18 +56,6 @@ impl Bootstrap<'_> {
         }
         let port = std::str::from_utf8(&text).ok().and_then(|text| text.parse().ok());
         port.map(|port| SocketAddr::new(master.ip(), port)).ok_or_else(|| failed("it holds no port for rank 0"))
-    }
-
-    fn say(&self, mut store: &TcpStream, mut bytes: &[u8]) -> Result<(), CollectiveError> {
-        while !bytes.is_empty() {
-            match store.write(bytes) {
-                Ok(count) => bytes = &bytes[count..],
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(&[(store, PollFlags::OUT)], &[0])?,
-                Err(error) => return Err(failed(&error.to_string())),
-            }
-        }
-        Ok(())
     }
 
     fn hear<const N: usize>(&self, mut store: &TcpStream) -> Result<[u8; N], CollectiveError> {
@@ -78,13 +66,13 @@ impl Bootstrap<'_> {
                 Ok(count) => have += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(&[(store, PollFlags::IN)], &[0])?,
-                Err(error) => return Err(failed(&error.to_string())),
+                Err(error) => return Err(failed(error.to_string())),
             }
         }
         Ok(bytes)
     }
 }
 
-fn failed(cause: &str) -> CollectiveError {
-    CollectiveError::Address { address: "rank 0, in the store at MASTER_PORT".to_owned(), cause: cause.to_owned() }
+fn failed(cause: impl Into<String>) -> CollectiveError {
+    CollectiveError::Address { address: "rank 0, in the store at MASTER_PORT".to_owned(), cause: cause.into() }
 }

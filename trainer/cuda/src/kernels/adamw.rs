@@ -20,9 +20,6 @@ pub struct Decays {
 
 impl Decays {
     /// By tensors, one after the other, from the first parameter on: each one's place, and whether it decays.
-    ///
-    /// # Panics
-    /// When a place is not right behind the one before.
     pub fn new(gpu: &Gpu, tensors: impl IntoIterator<Item = (Range<usize>, bool)>) -> Result<Decays, CudaError> {
         let mut ends = vec![0];
         for (place, decays) in tensors {
@@ -61,9 +58,6 @@ pub struct AdamwStep {
 impl Gpu {
     /// Moves parameters by AdamW, along `scale * gradient`. The three slices of `state` are parameters, means and
     /// squares; the gradient may be longer than they are.
-    ///
-    /// # Panics
-    /// When the buffers are shorter than `decays` says.
     pub fn adamw(
         &self,
         step: &AdamwStep,
@@ -81,7 +75,7 @@ impl Gpu {
         let shortest = [&*parameters, mean, square, gradient].map(CudaSlice::len).into_iter().min();
         assert!(shortest >= Some(count), "{count} parameters, and buffers of {shortest:?}");
         let (blocks, count) = (whole(count.div_ceil(4 * THREADS)) as u32, count as i64);
-        let mut launch = self.stream().launch_builder(&self.kernels.adamw);
+        let mut launch = self.launch("adamw");
         launch.arg(parameters).arg(mean).arg(square).arg(gradient).arg(&decays.ends).arg(&pieces).arg(&count);
         launch.arg(&scale).arg(beta1).arg(beta2).arg(rate).arg(keep).arg(root).arg(epsilon);
         // SAFETY: the arguments are the kernel's; there are so many pieces, and the four buffers have `count` numbers.

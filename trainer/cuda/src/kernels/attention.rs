@@ -4,9 +4,8 @@
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
 use super::launch::{grid, whole};
-use super::loaded::AttentionKernels;
-use crate::CudaError;
 use crate::gpu::Gpu;
+use crate::{CudaError, Number};
 
 /// For each set of kernels of `attention.cu`: the widest heads that it takes, and the rows of a block. A narrower head
 /// uses the first set that it fits in, and takes as much time as the widest.
@@ -14,7 +13,7 @@ pub(crate) const DEPTHS: [(usize, usize); 2] = [(64, 64), (128, 32)];
 /// Threads of a block, as in the kernels of both files.
 pub(crate) const THREADS: usize = 128;
 /// The most that a grid may have in its second dimension.
-pub(crate) const MOST_TILES: usize = 65_535;
+const MOST_TILES: usize = 65_535;
 
 /// How sequences and heads lie in the rows of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,13 +68,11 @@ impl Attention {
         fits.expect("there are kernels for these heads: `Attention::refusal` has no reason")
     }
 
-    /// The kernels in f32 for its heads, and how to start one.
-    fn kernels(self, gpu: &Gpu) -> (&AttentionKernels, LaunchConfig) {
-        let fits = self.fits();
-        let tiles = self.time.div_ceil(DEPTHS[fits].1);
+    /// A grid with a block for each head and so many rows.
+    pub(crate) fn blocks(self, rows: usize) -> LaunchConfig {
+        let tiles = self.time.div_ceil(rows);
         assert!(tiles <= MOST_TILES, "sequences of {}", self.time);
-        let grid_dim = (whole(self.sequences * self.heads) as u32, tiles as u32, 1);
-        (&gpu.kernels.attention[fits], grid(grid_dim, THREADS))
+        grid((whole(self.sequences * self.heads) as u32, tiles as u32, 1), THREADS)
     }
 
     pub(crate) fn sizes(self) -> [i32; 3] {
@@ -83,34 +80,48 @@ impl Attention {
     }
 }
 
-impl Gpu {
+/// Numbers that attention takes: `f32`, and, by tensor cores, [`Bf16`](crate::Bf16).
+pub trait Attends: Number {
     /// Writes the outputs for `triples`, and the logarithms that the backward pass needs: both as in [`Attended`]. A
     /// row's bits depend only on that row and the rows before it.
-    ///
-    /// # Panics
-    /// When the lengths are not those of `shape`, or there are no kernels for it.
-    pub fn attention(
-        &self,
+    fn attention(
+        gpu: &Gpu,
+        shape: Attention,
+        triples: &CudaView<'_, Self>,
+        outputs: &mut CudaViewMut<'_, Self>,
+        logs: &mut CudaViewMut<'_, f32>,
+    ) -> Result<(), CudaError>;
+
+    /// Writes the derivative by the triples into `slope`, from `output_slope`, the derivative by the outputs. `means`
+    /// is room for as many numbers as there are logarithms.
+    fn attention_slope(
+        gpu: &Gpu,
+        shape: Attention,
+        attended: &Attended<'_, Self>,
+        output_slope: &CudaView<'_, Self>,
+        means: &mut CudaViewMut<'_, f32>,
+        slope: &mut CudaViewMut<'_, Self>,
+    ) -> Result<(), CudaError>;
+}
+
+impl Attends for f32 {
+    fn attention(
+        gpu: &Gpu,
         shape: Attention,
         triples: &CudaView<'_, f32>,
         outputs: &mut CudaViewMut<'_, f32>,
         logs: &mut CudaViewMut<'_, f32>,
     ) -> Result<(), CudaError> {
         assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * shape.outputs(), shape.outputs(), shape.logs()));
-        let ((kernels, size), [time, heads, columns]) = (shape.kernels(self), shape.sizes());
-        let mut launch = self.stream().launch_builder(&kernels.forward);
+        let ((depth, rows), [time, heads, columns]) = (DEPTHS[shape.fits()], shape.sizes());
+        let mut launch = gpu.launch(&format!("attention_{depth}"));
         launch.arg(outputs).arg(logs).arg(triples).arg(&time).arg(&heads).arg(&columns);
         // SAFETY: the arguments are the kernel's, and the lengths those of the shape.
-        unsafe { self.run(launch, size, "attend") }
+        unsafe { gpu.run(launch, shape.blocks(rows), "attend") }
     }
 
-    /// Writes the derivative by the triples into `slope`, from `output_slope`, the derivative by the outputs. `means`
-    /// is room for as many numbers as there are logarithms.
-    ///
-    /// # Panics
-    /// When the lengths are not those of `shape`, or there are no kernels for it.
-    pub fn attention_slope(
-        &self,
+    fn attention_slope(
+        gpu: &Gpu,
         shape: Attention,
         attended: &Attended<'_>,
         output_slope: &CudaView<'_, f32>,
@@ -121,16 +132,16 @@ impl Gpu {
         let count = shape.outputs();
         assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * count, count, shape.logs()));
         assert_eq!((output_slope.len(), means.len(), slope.len()), (count, shape.logs(), 3 * count));
-        let ((kernels, size), [time, heads, columns]) = (shape.kernels(self), shape.sizes());
-        let mut launch = self.stream().launch_builder(&kernels.queries);
+        let ((depth, rows), [time, heads, columns]) = (DEPTHS[shape.fits()], shape.sizes());
+        let mut launch = gpu.launch(&format!("attention_queries_{depth}"));
         launch.arg(&mut *slope).arg(&mut *means).arg(triples).arg(outputs).arg(output_slope).arg(logs);
         launch.arg(&time).arg(&heads).arg(&columns);
         // SAFETY: the arguments are the kernel's, and the lengths those of the shape.
-        unsafe { self.run(launch, size, "attend") }?;
-        let mut launch = self.stream().launch_builder(&kernels.keys);
+        unsafe { gpu.run(launch, shape.blocks(rows), "attend") }?;
+        let mut launch = gpu.launch(&format!("attention_keys_{depth}"));
         launch.arg(slope).arg(triples).arg(output_slope).arg(logs).arg(means);
         launch.arg(&time).arg(&heads).arg(&columns);
         // SAFETY: as above; the kernel before has written all means.
-        unsafe { self.run(launch, size, "attend") }
+        unsafe { gpu.run(launch, shape.blocks(rows), "attend") }
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchArgs, LaunchConfig, PushKernelArg};
 
 use crate::gpu::{Buffer, Gpu};
-use crate::{Bf16, CudaError};
+use crate::{CudaError, Number};
 
 /// Threads of a block, as in the kernels of these files and of `product.cu`.
 pub(crate) const THREADS: usize = 256;
@@ -33,47 +33,35 @@ impl Gpu {
     }
 
     /// Adds `more` to `sum`, place by place.
-    ///
-    /// # Panics
-    /// When the lengths differ.
     pub fn add(&self, sum: &mut CudaSlice<f32>, more: &CudaSlice<f32>) -> Result<(), CudaError> {
         self.add_part(&mut sum.as_view_mut(), &more.as_view())
     }
 
     /// The same for parts of buffers.
-    ///
-    /// # Panics
-    /// When the lengths differ.
     pub fn add_part(&self, sum: &mut CudaViewMut<'_, f32>, more: &CudaView<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(sum.len(), more.len(), "numbers to add");
         let count = sum.len() as i64;
-        let mut launch = self.stream().launch_builder(&self.kernels.add);
+        let mut launch = self.launch("add");
         launch.arg(sum).arg(more).arg(&count);
         // SAFETY: the arguments are the kernel's, and both buffers have as many numbers.
         unsafe { self.run(launch, for_each(count as usize), "add") }
     }
 
     /// Writes the sum of all rows, as long as `sum`, of `numbers`.
-    ///
-    /// # Panics
-    /// When `numbers` are not whole rows.
     pub fn sum_rows(&self, sum: &mut CudaViewMut<'_, f32>, numbers: &CudaView<'_, f32>) -> Result<(), CudaError> {
         assert!(!sum.is_empty() && numbers.len().is_multiple_of(sum.len()), "whole rows of {}", sum.len());
         let (rows, columns) = (whole(numbers.len() / sum.len()), whole(sum.len()));
-        let mut launch = self.stream().launch_builder(&self.kernels.sum_rows);
+        let mut launch = self.launch("sum_rows");
         launch.arg(sum).arg(numbers).arg(&rows).arg(&columns);
         // SAFETY: the arguments are the kernel's, and so many rows and columns are there.
         unsafe { self.run(launch, for_each(columns as usize), "sum rows") }
     }
 
     /// Writes the sum of all `numbers` into the one number of `sum`.
-    ///
-    /// # Panics
-    /// When there is room for more than one, or for none.
     pub fn sum_all(&self, sum: &mut CudaViewMut<'_, f32>, numbers: &CudaView<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(sum.len(), 1, "room for one sum");
         let count = whole(numbers.len());
-        let mut launch = self.stream().launch_builder(&self.kernels.sum_all);
+        let mut launch = self.launch("sum_all");
         launch.arg(sum).arg(numbers).arg(&count);
         // SAFETY: the arguments are the kernel's, and so many numbers are there.
         unsafe { self.run(launch, for_each(1), "sum") }
@@ -83,7 +71,7 @@ impl Gpu {
     pub fn norm(&self, numbers: &CudaView<'_, f32>, room: &mut Buffer<f64>) -> Result<f64, CudaError> {
         let mut sums = room.fit(self, SQUARE_BLOCKS)?;
         let count = numbers.len() as i64;
-        let mut launch = self.stream().launch_builder(&self.kernels.sum_squares);
+        let mut launch = self.launch("sum_squares");
         launch.arg(&mut sums).arg(numbers).arg(&count);
         // SAFETY: the arguments are the kernel's; there is a number for each block.
         unsafe { self.run(launch, for_each(SQUARE_BLOCKS * THREADS), "take a norm") }?;
@@ -93,46 +81,27 @@ impl Gpu {
     }
 
     /// Turns rows of `scores` into the derivatives of their losses, and writes these. A row for each of `labels`, which
-    /// the caller has made sure are columns.
-    ///
-    /// # Panics
-    /// When there is not a loss and a row for each label.
-    pub fn cross_entropy(
+    /// the caller has made sure are columns. In bf16, rows are a multiple of four numbers, and may be longer than there
+    /// are classes: what is behind these counts for nothing, and becomes zero.
+    pub fn cross_entropy<T: Number>(
         &self,
-        scores: &mut CudaViewMut<'_, f32>,
+        scores: &mut CudaViewMut<'_, T>,
         labels: &Labelled<'_>,
         losses: &mut CudaViewMut<'_, f32>,
     ) -> Result<(), CudaError> {
-        let rows = labels.numbers.len();
-        assert_eq!((losses.len(), scores.len()), (rows, rows * labels.classes), "a row and a loss for each label");
-        let classes = whole(labels.classes);
-        let mut launch = self.stream().launch_builder(&self.kernels.cross_entropy);
+        let (rows, classes) = (labels.numbers.len(), labels.classes);
+        let width = scores.len() / rows;
+        assert_eq!((losses.len(), scores.len()), (rows, rows * width), "a row and a loss for each label");
+        let fits = if T::ROUNDS { width >= classes && width.is_multiple_of(4) } else { width == classes };
+        assert!(fits, "rows of {width} for {classes}");
+        let (classes, padded) = (whole(classes), whole(width));
+        let mut launch = self.launch_of::<T>("cross_entropy");
         launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes);
-        let size = grid((whole(rows) as u32, 1, 1), THREADS);
+        if T::ROUNDS {
+            launch.arg(&padded);
+        }
+        let size = grid((whole(rows) as u32, 1, 1), if T::ROUNDS { THREADS_OF_A_ROW } else { THREADS });
         // SAFETY: the arguments are the kernel's, the shapes fit, and `Labels` are below the number of classes.
-        unsafe { self.run(launch, size, "take losses") }
-    }
-
-    /// The same of scores in bf16. Rows may be longer than there are classes: what is behind these counts for nothing,
-    /// and becomes zero.
-    ///
-    /// # Panics
-    /// When there is not a loss and a row for each label, or a row is no multiple of four numbers.
-    pub fn cross_entropy_bf16(
-        &self,
-        scores: &mut CudaViewMut<'_, Bf16>,
-        labels: &Labelled<'_>,
-        losses: &mut CudaViewMut<'_, f32>,
-    ) -> Result<(), CudaError> {
-        let rows = labels.numbers.len();
-        let padded = scores.len() / rows;
-        assert_eq!((losses.len(), scores.len()), (rows, rows * padded), "a row and a loss for each label");
-        assert!(padded >= labels.classes && padded.is_multiple_of(4), "rows of {padded} for {}", labels.classes);
-        let (classes, padded) = (whole(labels.classes), whole(padded));
-        let mut launch = self.stream().launch_builder(&self.kernels.cross_entropy_bf16);
-        launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes).arg(&padded);
-        let size = grid((whole(rows) as u32, 1, 1), THREADS_OF_A_ROW);
-        // SAFETY: as above, and rows are long enough.
         unsafe { self.run(launch, size, "take losses") }
     }
 }
@@ -151,9 +120,6 @@ impl Labels {
     }
 
     /// Copies labels there, over the earlier ones.
-    ///
-    /// # Panics
-    /// When one is no class.
     pub fn upload(&mut self, gpu: &Gpu, labels: &[u32]) -> Result<(), CudaError> {
         let classes = self.classes;
         assert!(labels.iter().all(|&label| (label as usize) < classes), "labels below {classes}");
@@ -161,9 +127,6 @@ impl Labels {
     }
 
     /// All of them.
-    ///
-    /// # Panics
-    /// Before the first were copied.
     pub fn all(&self) -> Labelled<'_> {
         Labelled { numbers: self.numbers.view(), classes: self.classes }
     }
@@ -178,18 +141,12 @@ pub struct Labelled<'a> {
 
 impl Labelled<'_> {
     /// Those in a range.
-    ///
-    /// # Panics
-    /// When it is not among these.
     pub fn part(&self, range: Range<usize>) -> Labelled<'_> {
         Labelled { numbers: self.numbers.slice(range), classes: self.classes }
     }
 }
 
 /// As a kernel counts rows and columns.
-///
-/// # Panics
-/// From two billion on.
 pub(crate) fn whole(count: usize) -> i32 {
     assert!(count <= i32::MAX as usize, "{count} is more than a kernel counts");
     count as i32

@@ -1,27 +1,20 @@
 //! What kernels compute with: `f32`, or bf16.
 
-use cudarc::driver::{CudaFunction, DeviceRepr};
-
-use super::loaded::OfNumber;
+use cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 
 /// A number in bf16: the upper half of an `f32`'s bits.
 pub type Bf16 = u16;
 
 /// `f32` or [`Bf16`].
-pub trait Number: DeviceRepr {
-    /// The kernel for such numbers.
-    #[doc(hidden)]
-    fn kernel(kernels: &OfNumber) -> &CudaFunction;
+pub trait Number: DeviceRepr + ValidAsZeroBits + Sized {
+    /// Whether it is a number in bf16, which `f32` is rounded to.
+    const ROUNDS: bool;
 }
 
 impl Number for f32 {
-    fn kernel(kernels: &OfNumber) -> &CudaFunction {
-        &kernels.in_f32
-    }
+    const ROUNDS: bool = false;
 }
 
 impl Number for Bf16 {
-    fn kernel(kernels: &OfNumber) -> &CudaFunction {
-        &kernels.in_bf16
-    }
+    const ROUNDS: bool = true;
 }

@@ -105,9 +105,6 @@ impl Occurrences {
 impl Gpu {
     /// Normalises each row of the stream, which is as long as the norm's weight, and writes the result into `out`.
     /// `stats` keeps two numbers of each row: its mean, and 1 / its deviation.
-    ///
-    /// # Panics
-    /// When the lengths do not fit.
     pub fn layer_norm<T: Number>(
         &self,
         norm: &Norm<'_>,
@@ -119,7 +116,7 @@ impl Gpu {
         let (rows, width) = shape(inputs.len(), norm.weight.len());
         assert_eq!((norm.bias.len(), out.len(), stats.len()), (norm.weight.len(), inputs.len(), 2 * rows as usize));
         let (adds, count) = (i32::from(more.is_some()), inputs.len());
-        let mut launch = self.stream().launch_builder(T::kernel(&self.kernels.layer_norm));
+        let mut launch = self.launch_of::<T>("layer_norm");
         // The kernel writes to `inputs` where something is added. Where nothing is, it does not read what would be.
         let here = inputs.as_view();
         launch.arg(out).arg(stats).arg(&here);
@@ -138,36 +135,9 @@ impl Gpu {
     }
 
     /// Writes into `slope_in`, or adds to it, the derivative of [`Gpu::layer_norm`] by its stream. `slope_out` is the
-    /// derivative by its outputs, and `inputs` the stream that was normalised.
-    ///
-    /// # Panics
-    /// When the lengths do not fit.
-    pub fn layer_norm_slope(
-        &self,
-        weight: &CudaView<'_, f32>,
-        made: (&CudaView<'_, f32>, &CudaView<'_, f32>),
-        slope_out: &CudaView<'_, f32>,
-        slope_in: SlopeIn<'_>,
-    ) -> Result<(), CudaError> {
-        self.norm_slope(weight, made, slope_out, slope_in, None)
-    }
-
-    /// The same in bf16. It writes the result a second time, `rounded`.
-    ///
-    /// # Panics
-    /// As there.
-    pub fn layer_norm_slope_bf16(
-        &self,
-        weight: &CudaView<'_, f32>,
-        made: (&CudaView<'_, f32>, &CudaView<'_, f32>),
-        slope_out: &CudaView<'_, Bf16>,
-        slope_in: SlopeIn<'_>,
-        rounded: &mut CudaViewMut<'_, Bf16>,
-    ) -> Result<(), CudaError> {
-        self.norm_slope(weight, made, slope_out, slope_in, Some(rounded))
-    }
-
-    fn norm_slope<T: Number>(
+    /// derivative by its outputs, and `inputs` the stream that was normalised. In bf16, the result is written a second
+    /// time, `rounded`.
+    pub fn layer_norm_slope<T: Number>(
         &self,
         weight: &CudaView<'_, f32>,
         (inputs, stats): (&CudaView<'_, f32>, &CudaView<'_, f32>),
@@ -178,8 +148,9 @@ impl Gpu {
         let (rows, width) = shape(inputs.len(), weight.len());
         assert_eq!((slope_out.len(), slope_in.len(), stats.len()), (inputs.len(), inputs.len(), 2 * rows as usize));
         let adds = i32::from(adds);
-        let mut launch = self.stream().launch_builder(T::kernel(&self.kernels.layer_norm_slope));
+        let mut launch = self.launch_of::<T>("layer_norm_slope");
         launch.arg(&mut slope_in);
+        assert_eq!(rounded.is_some(), T::ROUNDS, "what is rounded, in bf16");
         if let Some(rounded) = rounded {
             assert_eq!(rounded.len(), inputs.len(), "room for what is rounded");
             launch.arg(rounded);
@@ -191,9 +162,6 @@ impl Gpu {
     }
 
     /// Writes the derivatives of [`Gpu::layer_norm`] by its weight and by its bias.
-    ///
-    /// # Panics
-    /// When the lengths do not fit.
     pub fn layer_norm_parameters<T: Number>(
         &self,
         (inputs, stats): (&CudaView<'_, f32>, &CudaView<'_, f32>),
@@ -205,7 +173,7 @@ impl Gpu {
         assert_eq!((slope_out.len(), stats.len(), bias.len()), (inputs.len(), 2 * rows as usize, weight.len()));
         let mut weights = room.weights.fit(self, chunks * weight.len())?;
         let mut biases = room.biases.fit(self, chunks * weight.len())?;
-        let mut launch = self.stream().launch_builder(T::kernel(&self.kernels.layer_norm_chunks));
+        let mut launch = self.launch_of::<T>("layer_norm_chunks");
         launch.arg(&mut weights).arg(&mut biases).arg(inputs).arg(stats).arg(slope_out).arg(&rows).arg(&columns);
         // SAFETY: the arguments are the kernel's; there is a row of sums for each chunk of so many rows and columns.
         unsafe { self.run(launch, size, "go back through a norm") }?;
@@ -215,9 +183,6 @@ impl Gpu {
 
     /// Writes the sum of all rows of `numbers`, which are as long as `sum`. It differs from [`Gpu::sum_rows`] in the
     /// order of the sum, which keeps a GPU busy when there are many rows.
-    ///
-    /// # Panics
-    /// When `numbers` are not whole rows.
     pub fn sum_many_rows<T: Number>(
         &self,
         sum: &mut CudaViewMut<'_, f32>,
@@ -226,7 +191,7 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         let ((rows, columns), size, chunks) = chunks(numbers.len(), sum.len());
         let mut sums = room.weights.fit(self, chunks * sum.len())?;
-        let mut launch = self.stream().launch_builder(T::kernel(&self.kernels.sum_chunks));
+        let mut launch = self.launch_of::<T>("sum_chunks");
         launch.arg(&mut sums).arg(numbers).arg(&rows).arg(&columns);
         // SAFETY: the arguments are the kernel's; there is a row of sums for each chunk of so many rows and columns.
         unsafe { self.run(launch, size, "sum rows") }?;
@@ -234,26 +199,20 @@ impl Gpu {
     }
 
     /// Writes GELU, by the tanh approximation, of each of `inputs`.
-    ///
-    /// # Panics
-    /// When the lengths differ.
     pub fn gelu(&self, inputs: &CudaView<'_, f32>, out: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(inputs.len(), out.len(), "as many outputs as inputs");
         let count = inputs.len() as i64;
-        let mut launch = self.stream().launch_builder(&self.kernels.gelu);
+        let mut launch = self.launch("gelu");
         launch.arg(out).arg(inputs).arg(&count);
         // SAFETY: the arguments are the kernel's, and both have `count` numbers.
         unsafe { self.run(launch, fours(count as usize), "activate") }
     }
 
     /// Turns `slope`, the derivative by GELU's outputs, into the derivative by its `inputs`.
-    ///
-    /// # Panics
-    /// When the lengths differ.
     pub fn gelu_slope(&self, inputs: &CudaView<'_, f32>, slope: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(inputs.len(), slope.len(), "a derivative for each input");
         let count = inputs.len() as i64;
-        let mut launch = self.stream().launch_builder(&self.kernels.gelu_slope);
+        let mut launch = self.launch("gelu_slope");
         launch.arg(slope).arg(inputs).arg(&count);
         // SAFETY: the arguments are the kernel's, and both have `count` numbers.
         unsafe { self.run(launch, fours(count as usize), "go back through an activation") }
@@ -261,9 +220,6 @@ impl Gpu {
 
     /// Writes a row for each of `numbers`: the sum of that row of `tokens` and the row of `positions` for its place in
     /// its sequence, which has `time` places.
-    ///
-    /// # Panics
-    /// When the lengths do not fit.
     pub fn embed(
         &self,
         (tokens, positions): (&CudaView<'_, f32>, &CudaView<'_, f32>),
@@ -277,7 +233,7 @@ impl Gpu {
         assert_eq!(tokens.len(), numbers.classes * width, "a row for each token");
         assert!(time > 0 && positions.len() >= time * width, "a row for each position");
         let (time, columns) = (whole(time), whole(width));
-        let mut launch = self.stream().launch_builder(&self.kernels.embed);
+        let mut launch = self.launch("embed");
         launch.arg(out).arg(tokens).arg(positions).arg(&numbers.numbers).arg(&time).arg(&columns);
         // SAFETY: the arguments are the kernel's, and `Labels` are below the number of rows.
         unsafe { self.run(launch, each(rows), "embed") }
@@ -285,9 +241,6 @@ impl Gpu {
 
     /// Adds to each token's row of `gradient` the rows of `slopes` at which the token stands. `numbers` are the tokens,
     /// and `occurrences` their uploaded places.
-    ///
-    /// # Panics
-    /// When the lengths do not fit.
     pub fn embed_slope(
         &self,
         numbers: &Labelled<'_>,
@@ -301,7 +254,7 @@ impl Gpu {
         let width = whole(slopes.len() / rows);
         let [order, ends] = occurrences.on_gpu.each_ref().map(Buffer::view);
         assert_eq!((order.len(), ends.len()), (rows, rows), "a place for each token");
-        let mut launch = self.stream().launch_builder(&self.kernels.embed_slope);
+        let mut launch = self.launch("embed_slope");
         launch.arg(gradient).arg(slopes).arg(&numbers.numbers).arg(&order).arg(&ends).arg(&width);
         // SAFETY: the arguments are the kernel's; places are those of rows, and `Labels` are below the number of rows.
         unsafe { self.run(launch, each(rows), "go back through an embedding") }

@@ -1,4 +1,4 @@
-//! The files of kernels, in the order of compilation: what each includes comes before it.
+//! The files of kernels.
 
 /// A file of kernels.
 #[derive(Debug, PartialEq, Eq)]
@@ -11,47 +11,35 @@ pub struct Source {
     pub kernels: &'static [&'static str],
 }
 
+/// A file, the files that it needs before it, and its kernels.
+macro_rules! source {
+    ($file:literal, [$($before:literal),*], $kernels:expr) => {
+        Source {
+            file: $file,
+            text: concat!(
+                $(include_str!(concat!("../../kernels/", $before)),)*
+                "#line 1\n",
+                include_str!(concat!("../../kernels/", $file))
+            ),
+            kernels: &$kernels,
+        }
+    };
+}
+
 /// All kernels.
 pub const SOURCES: [Source; 7] = [
-    Source {
-        file: "product.cu",
-        text: concat!(
-            include_str!("../../kernels/fours.cu"),
-            include_str!("../../kernels/bf16.cu"),
-            "#line 1\n",
-            include_str!("../../kernels/product.cu")
-        ),
-        kernels: &["product", "product_bf16", "product_bf16_to_f32", "follow", "round_to_bf16"],
-    },
-    Source {
-        file: "sums.cu",
-        text: include_str!("../../kernels/sums.cu"),
-        kernels: &["add", "sum_rows", "sum_all", "sum_squares"],
-    },
-    Source {
-        file: "loss.cu",
-        text: concat!(
-            include_str!("../../kernels/fours.cu"),
-            include_str!("../../kernels/bf16.cu"),
-            "#line 1\n",
-            include_str!("../../kernels/loss.cu")
-        ),
-        kernels: &["cross_entropy", "cross_entropy_bf16"],
-    },
-    Source {
-        file: "adamw.cu",
-        text: concat!(include_str!("../../kernels/fours.cu"), "#line 1\n", include_str!("../../kernels/adamw.cu")),
-        kernels: &["adamw"],
-    },
-    Source {
-        file: "rows.cu",
-        text: concat!(
-            include_str!("../../kernels/fours.cu"),
-            include_str!("../../kernels/bf16.cu"),
-            "#line 1\n",
-            include_str!("../../kernels/rows.cu")
-        ),
-        kernels: &[
+    source!(
+        "product.cu",
+        ["fours.cu", "bf16.cu"],
+        ["product", "product_bf16", "product_bf16_to_f32", "follow", "round_to_bf16"]
+    ),
+    source!("sums.cu", [], ["add", "sum_rows", "sum_all", "sum_squares"]),
+    source!("loss.cu", ["fours.cu", "bf16.cu"], ["cross_entropy", "cross_entropy_bf16"]),
+    source!("adamw.cu", ["fours.cu"], ["adamw"]),
+    source!(
+        "rows.cu",
+        ["fours.cu", "bf16.cu"],
+        [
             "layer_norm",
             "layer_norm_bf16",
             "layer_norm_slope",
@@ -66,37 +54,24 @@ pub const SOURCES: [Source; 7] = [
             "round_parameters",
             "embed",
             "embed_slope",
-        ],
-    },
-    Source {
-        file: "attention.cu",
-        text: concat!(
-            include_str!("../../kernels/fours.cu"),
-            include_str!("../../kernels/heads.cu"),
-            "#line 1\n",
-            include_str!("../../kernels/attention.cu")
-        ),
-        kernels: &[
+        ]
+    ),
+    source!(
+        "attention.cu",
+        ["fours.cu", "heads.cu"],
+        [
             "attention_64",
             "attention_queries_64",
             "attention_keys_64",
             "attention_128",
             "attention_queries_128",
             "attention_keys_128",
-        ],
-    },
-    Source {
-        file: "attention_bf16.cu",
-        text: concat!(
-            include_str!("../../kernels/fours.cu"),
-            include_str!("../../kernels/heads.cu"),
-            include_str!("../../kernels/bf16.cu"),
-            include_str!("../../kernels/tensor_cores.cu"),
-            include_str!("../../kernels/attention_tiles.cu"),
-            "#line 1\n",
-            include_str!("../../kernels/attention_bf16.cu")
-        ),
-        kernels: &[
+        ]
+    ),
+    source!(
+        "attention_bf16.cu",
+        ["fours.cu", "heads.cu", "bf16.cu", "tensor_cores.cu", "attention_tiles.cu"],
+        [
             "attention_by_heads",
             "attention_means",
             "attention_bf16_64",
@@ -105,6 +80,6 @@ pub const SOURCES: [Source; 7] = [
             "attention_bf16_128",
             "attention_bf16_queries_128",
             "attention_bf16_keys_128",
-        ],
-    },
+        ]
+    ),
 ];

@@ -11,9 +11,10 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use tracing::warn;
 
 use super::cache::Cache;
+use super::error::LoadError;
 use super::{self as libraries, Driver};
+use crate::Surroundings;
 use crate::kernels::sources::{SOURCES, Source};
-use crate::{CudaError, Surroundings};
 
 type Program = *mut c_void;
 type Create =
@@ -51,7 +52,7 @@ pub struct Compiler {
 /// Loads NVRTC's built-ins, which NVRTC itself opens by name when it first compiles. In some of NVIDIA's packages it
 /// looks for them only in the loader's folders, and not in its own. A library that is loaded already is found by its
 /// name.
-fn open_built_ins(nvrtc: &Path, (major, minor): (c_int, c_int)) -> Result<(), CudaError> {
+fn open_built_ins(nvrtc: &Path, (major, minor): (c_int, c_int)) -> Result<(), LoadError> {
     let path = nvrtc.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
     // An NVRTC that the loader found has a bare name. Static builds have no such library.
     if nvrtc.components().count() == 1 || !path.exists() {
@@ -59,7 +60,7 @@ fn open_built_ins(nvrtc: &Path, (major, minor): (c_int, c_int)) -> Result<(), Cu
     }
     // SAFETY: it holds data and functions for NVRTC, and does nothing when it is loaded.
     let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
-    let library = library.map_err(|cause| CudaError::Unloadable { path, cause: cause.to_string() })?;
+    let library = library.map_err(|cause| LoadError::Unloadable { path, cause: cause.to_string() })?;
     // Like NVRTC itself, it is never unloaded.
     std::mem::forget(library);
     Ok(())
@@ -67,20 +68,16 @@ fn open_built_ins(nvrtc: &Path, (major, minor): (c_int, c_int)) -> Result<(), Cu
 
 impl Compiler {
     /// The newest NVRTC on this machine.
-    pub fn find(surroundings: &Surroundings) -> Result<Compiler, CudaError> {
+    pub fn find(surroundings: &Surroundings) -> Result<Compiler, LoadError> {
         Compiler::load(surroundings, None)
     }
 
     /// The newest NVRTC whose code the driver can load.
-    pub(crate) fn load(surroundings: &Surroundings, driver: Option<&Driver>) -> Result<Compiler, CudaError> {
+    pub(crate) fn load(surroundings: &Surroundings, driver: Option<&Driver>) -> Result<Compiler, LoadError> {
         let (library, path) = libraries::newest(&libraries::COMPILER, surroundings, driver)?;
-        fn get<T>(library: &Library, path: &Path, symbol: &'static str) -> Result<Symbol<T>, CudaError> {
+        fn get<T>(library: &Library, path: &Path, symbol: &'static str) -> Result<Symbol<T>, LoadError> {
             // SAFETY: callers ask for the types that nvrtc.h has; the library is never unloaded.
-            unsafe { library.get(symbol.as_bytes()) }.map_err(|_| CudaError::Lacks {
-                path: path.to_owned(),
-                symbol,
-                remedy: "update it: pip install --upgrade nvidia-cuda-nvrtc",
-            })
+            unsafe { libraries::function(library, path, symbol, "update it: pip install --upgrade nvidia-cuda-nvrtc") }
         }
         let version: Symbol<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int> =
             get(&library, &path, "nvrtcVersion")?;
@@ -116,7 +113,7 @@ impl Compiler {
     }
 
     /// All kernels for a kind of GPU such as `sm_90`, from the cache if it has them.
-    pub fn kernels(&self, arch: &str) -> Result<Vec<Compiled>, CudaError> {
+    pub fn kernels(&self, arch: &str) -> Result<Vec<Compiled>, LoadError> {
         let compiled = SOURCES.map(|source| {
             let Source { file, text, .. } = source;
             let options = [format!("--gpu-architecture={arch}"), "--std=c++17".to_owned()];
@@ -124,7 +121,7 @@ impl Compiler {
             if let Some(code) = self.cache.get(&key) {
                 return Ok(Compiled { source, code, warnings: String::new() });
             }
-            let (code, warnings) = self.run(file, text, &options).map_err(|log| CudaError::Compile {
+            let (code, warnings) = self.run(file, text, &options).map_err(|log| LoadError::Compile {
                 source_file: file,
                 arch: arch.to_owned(),
                 log,

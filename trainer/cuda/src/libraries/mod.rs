@@ -4,16 +4,18 @@
 
 mod cache;
 pub(crate) mod compiler;
+pub(crate) mod error;
 pub(crate) mod site_packages;
 pub(crate) mod surroundings;
 
 use std::ffi::{c_char, c_int};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use libloading::os::unix::Library;
+use libloading::os::unix::{Library, Symbol};
 
-use crate::{CudaError, Surroundings};
+use crate::Surroundings;
+use error::LoadError;
 
 /// The driver's library.
 pub(crate) const DRIVER: &str = "libcuda.so.1";
@@ -41,54 +43,8 @@ pub(crate) const PRODUCTS: Family = Family {
     remedy: "pip install nvidia-cublas",
     package: "nvidia-cublas-cu",
 };
-/// The oldest driver that will do, as CUDA counts: 12000 is 12.0.
+/// The oldest driver that will do, as CUDA counts: 12000 is 12.0. It has all functions that `cudarc` calls.
 const OLDEST: c_int = 12_000;
-
-/// All functions of the driver that are called, here or by `cudarc`.
-const CALLED: [&str; 42] = [
-    "cuInit",
-    "cuDriverGetVersion",
-    "cuDeviceGetCount",
-    "cuDeviceGet",
-    "cuDeviceGetName",
-    "cuDeviceGetAttribute",
-    "cuDevicePrimaryCtxRetain",
-    "cuDevicePrimaryCtxRelease_v2",
-    "cuCtxGetCurrent",
-    "cuCtxSetCurrent",
-    "cuCtxSynchronize",
-    "cuStreamCreate",
-    "cuStreamDestroy_v2",
-    "cuStreamSynchronize",
-    "cuStreamWaitEvent",
-    "cuEventCreate",
-    "cuEventRecord",
-    "cuEventQuery",
-    "cuEventSynchronize",
-    "cuEventDestroy_v2",
-    "cuMemAlloc_v2",
-    "cuMemAllocAsync",
-    "cuMemFree_v2",
-    "cuMemFreeAsync",
-    "cuMemHostAlloc",
-    "cuMemFreeHost",
-    "cuMemsetD8Async",
-    "cuMemcpyHtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2",
-    "cuMemcpyDtoDAsync_v2",
-    "cuModuleLoadData",
-    "cuModuleUnload",
-    "cuModuleGetFunction",
-    "cuLaunchKernel",
-    "cuStreamBeginCapture_v2",
-    "cuStreamEndCapture",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphLaunch",
-    "cuGraphExecDestroy",
-    "cuGraphDestroy",
-    "cuGetErrorString",
-    "cuGetErrorName",
-];
 
 /// A driver that was checked: `cudarc` may be called.
 #[derive(Debug, Clone)]
@@ -101,14 +57,14 @@ pub(crate) struct Driver {
 }
 
 /// Finds the driver, once in a process, since `cudarc` keeps the first that it loads.
-pub(crate) fn driver(surroundings: &Surroundings) -> Result<Driver, CudaError> {
+pub(crate) fn driver(surroundings: &Surroundings) -> Result<Driver, LoadError> {
     static FOUND: Mutex<Option<Driver>> = Mutex::new(None);
     let mut found = FOUND.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(driver) = &*found {
         return Ok(driver.clone());
     }
     let Some((library, path)) = surroundings.find(DRIVER)? else {
-        return Err(CudaError::Missing { name: DRIVER, remedy: DRIVER_REMEDY });
+        return Err(LoadError::Missing { name: DRIVER, remedy: DRIVER_REMEDY });
     };
     let driver = look_at(&library, path)?;
     // It stays loaded: the driver does not support being unloaded.
@@ -116,18 +72,14 @@ pub(crate) fn driver(surroundings: &Surroundings) -> Result<Driver, CudaError> {
     Ok(found.insert(driver).clone())
 }
 
-fn look_at(library: &Library, path: PathBuf) -> Result<Driver, CudaError> {
-    let lacks = |symbol| CudaError::Lacks { path: path.clone(), symbol, remedy: "update the NVIDIA driver" };
-    for symbol in CALLED {
-        // SAFETY: the symbol is looked up, not called.
-        unsafe { library.get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.map_err(|_| lacks(symbol))?;
+fn look_at(library: &Library, path: PathBuf) -> Result<Driver, LoadError> {
+    fn get<T>(library: &Library, path: &Path, symbol: &'static str) -> Result<Symbol<T>, LoadError> {
+        // SAFETY: below are the types that cuda.h has; a code is no Rust enum here, since drivers know codes that no
+        // header has yet. The caller keeps the library.
+        unsafe { function(library, path, symbol, "update the NVIDIA driver") }
     }
-    // SAFETY: this is the signature of both functions below; a code is no Rust enum here, since drivers know codes that
-    // no header has yet.
-    let number =
-        |symbol: &'static str| unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(symbol.as_bytes()) };
-    // SAFETY: as cuda.h declares it.
-    let init = unsafe { library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit") }.map_err(|_| lacks("cuInit"))?;
+    type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
+    let init: Symbol<unsafe extern "C" fn(u32) -> c_int> = get(library, &path, "cuInit")?;
     // `cudarc` asks the loader for libcuda.so, and must get the same library.
     // SAFETY: symbols are looked up, not called; a library is there, or this would panic.
     let same = unsafe {
@@ -137,21 +89,21 @@ fn look_at(library: &Library, path: PathBuf) -> Result<Driver, CudaError> {
                 .is_ok_and(|it| *it as usize == *init as usize)
     };
     if !same {
-        return Err(CudaError::Shadowed { path });
+        return Err(LoadError::Shadowed { path });
     }
     let (mut version, mut gpus) = (0, 0);
-    let version_of = number("cuDriverGetVersion").map_err(|_| lacks("cuDriverGetVersion"))?;
-    let count = number("cuDeviceGetCount").map_err(|_| lacks("cuDeviceGetCount"))?;
+    let version_of: Symbol<Number> = get(library, &path, "cuDriverGetVersion")?;
+    let count: Symbol<Number> = get(library, &path, "cuDeviceGetCount")?;
     // SAFETY: both write one number to the place given.
     if unsafe { version_of(&mut version) } != 0 || version < OLDEST {
-        return Err(CudaError::OldDriver { version });
+        return Err(LoadError::OldDriver { version });
     }
     // SAFETY: with the only flags there are; the count is asked for after that.
     let code = unsafe { init(0) };
     // SAFETY: as above.
     let code = if code == 0 { unsafe { count(&mut gpus) } } else { code };
     if code != 0 || gpus < 1 {
-        return Err(CudaError::NoGpu { cause: if code == 0 { "none".to_owned() } else { words(library, code) } });
+        return Err(LoadError::NoGpu { cause: if code == 0 { "none".to_owned() } else { words(library, code) } });
     }
     Ok(Driver { version, gpus: gpus as usize, path })
 }
@@ -172,31 +124,43 @@ fn words(library: &Library, code: c_int) -> String {
     unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
+/// A function of the library at `path`.
+///
+/// # Safety
+/// `T` is its type. It is not called once the library is unloaded.
+pub(crate) unsafe fn function<T>(
+    library: &Library,
+    path: &Path,
+    symbol: &'static str,
+    remedy: &'static str,
+) -> Result<Symbol<T>, LoadError> {
+    // SAFETY: as the caller says.
+    unsafe { library.get(symbol.as_bytes()) }.map_err(|_| LoadError::Lacks { path: path.to_owned(), symbol, remedy })
+}
+
 /// The newest library of a family on this machine. With a driver, it is the newest that is not newer than the driver's
 /// CUDA: the driver loads code of its own CUDA and of earlier ones.
 pub(crate) fn newest(
     family: &Family,
     surroundings: &Surroundings,
     driver: Option<&Driver>,
-) -> Result<(Library, PathBuf), CudaError> {
+) -> Result<(Library, PathBuf), LoadError> {
     let &Family { names, remedy, package } = family;
     let newest = driver.map_or(c_int::MAX, |driver| driver.version / 1000);
     let mut too_new = None;
     for (name, major) in names {
         match surroundings.find(name)? {
             Some((library, path)) if major <= newest => return Ok((library, path)),
-            Some((_, path)) => too_new = Some(CudaError::NewLibrary { path, driver: newest, package }),
+            Some((_, path)) => too_new = Some(LoadError::NewLibrary { path, driver: newest, package }),
             None => {}
         }
     }
-    Err(too_new.unwrap_or(CudaError::Missing { name: names[0].0, remedy }))
+    Err(too_new.unwrap_or(LoadError::Missing { name: names[0].0, remedy }))
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-
-    use std::path::Path;
 
     use libloading::os::unix::RTLD_NOW;
 

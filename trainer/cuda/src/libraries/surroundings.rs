@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
+use super::error::LoadError;
 use super::site_packages::{ENVIRONMENTS, site_packages};
-use crate::CudaError;
 
 /// The variable that names folders, separated by colons, which are searched first.
 pub(crate) const FOLDERS: &str = "ELASTIC_CUDA_LIBRARIES";
@@ -54,7 +54,7 @@ impl Surroundings {
     }
 
     /// Loads the first library of this name that exists.
-    pub(crate) fn find(&self, name: &str) -> Result<Option<(Library, PathBuf)>, CudaError> {
+    pub(crate) fn find(&self, name: &str) -> Result<Option<(Library, PathBuf)>, LoadError> {
         for path in self.places(name) {
             let for_the_loader = path.components().count() == 1;
             if !for_the_loader && !path.exists() {
@@ -65,7 +65,7 @@ impl Surroundings {
                 Ok(library) => return Ok(Some((library, path))),
                 // The loader's error does not say whether the library is missing or broken.
                 Err(_) if for_the_loader => {}
-                Err(cause) => return Err(CudaError::Unloadable { path, cause: cause.to_string() }),
+                Err(cause) => return Err(LoadError::Unloadable { path, cause: cause.to_string() }),
             }
         }
         Ok(None)

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use elastic_collective::tree::SumPlan;
 use elastic_collective::{CollectiveError, Group, Patience};
 use tracing::{info, warn};
 
@@ -22,6 +23,7 @@ const STUCK_TIME: Duration = Duration::from_secs(10);
 const LAG_TIME: Duration = Duration::from_secs(3);
 /// How long after an error of NCCL's to watch for a peer's connection to end, which shows that the peer is gone.
 const NAMING_TIME: Duration = Duration::from_millis(500);
+
 /// Bytes of the round's number, and of the id by which the ranks find each other.
 const TICKET: usize = 8 + 128;
 
@@ -61,18 +63,12 @@ pub struct Communicator {
 
 impl Communicator {
     /// A communicator without peers yet.
-    ///
-    /// # Errors
-    /// Its thread cannot be started.
     pub fn new(library: Arc<Library>, device: Box<dyn Device>) -> io::Result<Communicator> {
         Ok(Communicator { thread: NcclThread::start(library.clone(), device)?, library, held: None, stuck: false })
     }
 
     /// Connects to the ranks of `group`, in the quickest way that the change of members and all ranks' NCCL allow. All
     /// ranks call it after they have formed the group, and all get the same result.
-    ///
-    /// # Errors
-    /// A peer is gone or late, or a later round forms.
     pub fn join(&mut self, group: &mut Group) -> Result<Joined, CollectiveError> {
         self.drop_broken();
         let own = RankState { held: self.held, can: self.library.capabilities(), version: self.library.version() };
@@ -222,29 +218,22 @@ impl Communicator {
         work: impl FnOnce(&mut Handle, Instant) -> Result<(), Failure> + Send + 'static,
     ) -> Result<(), CollectiveError> {
         let time = forming_time(group);
-        let started = group.begin_beside("nccl", name, 0);
+        let started = group.note("nccl", name, 0);
         let result = self.ask_since(group, name, started, time, work);
         group.ended(result)
     }
 
-    /// Replaces `data` by its sum over all ranks. NCCL chooses the order of the sum.
-    ///
-    /// # Errors
-    /// A peer is gone or late, a later round forms, or NCCL fails.
+    /// Replaces `data` by its sum over all ranks. NCCL chooses the order of the sum. Fails if a peer is gone or late, a
+    /// later round forms, or NCCL fails.
     pub fn all_reduce(&mut self, group: &mut Group, data: Span) -> Result<(), CollectiveError> {
         self.run(group, "sum", data.bytes(), Operation::AllReduce { data })
     }
 
     /// Writes into `sum` the sum of the shards' buffers in the order of [`tree`](elastic_collective::tree): the bits
     /// are the same for every number of ranks. `partials` are the sums of this rank's
-    /// [`cover`](elastic_collective::tree::cover), in its order; `staging` has room for
-    /// [`staging_elements`](Self::staging_elements). The device makes the additions.
-    ///
-    /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
-    ///
-    /// # Panics
-    /// When `partials` do not fit the rank's cover or the length of `sum`, or `staging` is too small.
+    /// [nodes](elastic_collective::tree::nodes_of), in their order; `staging` has room for
+    /// [`staging_elements`](Self::staging_elements). The device makes the additions. Fails as
+    /// [`all_reduce`](Self::all_reduce), and panics when a length does not fit.
     pub fn ordered_sum(
         &mut self,
         group: &mut Group,
@@ -253,13 +242,15 @@ impl Communicator {
         sum: Span,
         staging: Span,
     ) -> Result<(), CollectiveError> {
-        let plan = ordered::plan(shards, group.rank(), group.world_size(), partials, sum, staging);
-        self.run(group, "ordered sum", sum.bytes(), Operation::OrderedSum(plan))
+        let plan = SumPlan { world_size: group.world_size(), shards, elements: sum.elements() };
+        let steps = ordered::steps(plan, group.rank(), partials, sum, staging);
+        self.run(group, "ordered sum", sum.bytes(), Operation::OrderedSum(steps))
     }
 
     /// How many numbers of other ranks this rank holds during an ordered sum of `elements`.
     pub fn staging_elements(group: &Group, shards: u32, elements: usize) -> usize {
-        ordered::staging_elements(shards, group.rank(), group.world_size(), elements)
+        let plan = SumPlan { world_size: group.world_size(), shards, elements };
+        ordered::staging_elements(plan, group.rank())
     }
 
     fn run(
@@ -269,7 +260,7 @@ impl Communicator {
         bytes: u64,
         operation: Operation,
     ) -> Result<(), CollectiveError> {
-        let started = group.begin_beside("nccl", name, bytes);
+        let started = group.note("nccl", name, bytes);
         let of_round = self.held.is_some_and(|held| held.round == group.round() && !held.revoked);
         let result = match of_round || self.stuck {
             true => {
@@ -304,16 +295,6 @@ impl Communicator {
             Some(Ok(Remains::Busy)) | None => self.give_up(),
             Some(_) => {}
         }
-    }
-
-    /// Ends the communicator together with all its ranks, when the work is done. A communicator that is dropped is
-    /// aborted.
-    ///
-    /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
-    pub fn close(mut self, group: &mut Group) -> Result<(), CollectiveError> {
-        let time = group.patience().operation;
-        self.ask(group, "closing", time, |handle, deadline| handle.close(deadline))
     }
 
     fn ask<T: Send + 'static>(

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::library::{Config, Functions, IN_PROGRESS, Library, RawComm, RawStream, SUCCESS, UniqueId};
-use super::ordered::{Moves, Plan};
+use super::ordered::{Moves, Steps};
 use super::{Device, Span};
 
 /// How long it may take until the stream of a revoked communicator is empty.
@@ -53,7 +53,7 @@ pub(super) enum Remains {
 pub(super) enum Operation {
     AllReduce { data: Span },
     Exchange(Moves),
-    OrderedSum(Plan),
+    OrderedSum(Steps),
 }
 
 pub(super) struct Handle {
@@ -210,7 +210,7 @@ impl Handle {
 
     /// Runs an operation to its end on the device.
     pub(super) fn run(&mut self, operation: Operation, deadline: Instant) -> Result<(), Failure> {
-        let Operation::OrderedSum(Plan { partials, adds, finished }) = operation else {
+        let Operation::OrderedSum(Steps { partials, adds, finished }) = operation else {
             return self.call(&operation, deadline);
         };
         // One stage after the other, so that a lost peer fails the stage that needs it.
@@ -326,21 +326,6 @@ impl Handle {
             // SAFETY: a live communicator that no code uses afterwards. An error leaves nothing to do.
             unsafe { (self.functions().abort)(comm.as_ptr()) };
         }
-    }
-
-    /// Ends the communicator, as all its members do. Aborts it if that does not work in time.
-    pub(super) fn close(&mut self, deadline: Instant) -> Result<(), Failure> {
-        let comm = self.comm()?;
-        // SAFETY: a live communicator.
-        let code = unsafe { (self.functions().finalize)(comm) };
-        if let Err(failure) = self.settle("ncclCommFinalize", comm, code, deadline) {
-            self.retire();
-            return Err(failure);
-        }
-        self.comm = None;
-        // SAFETY: a live communicator that no code uses afterwards.
-        let code = unsafe { (self.functions().destroy)(comm) };
-        self.check("ncclCommDestroy", code)
     }
 
     /// Waits until `function`, which returned `code`, is no longer in progress on `comm`.

@@ -7,15 +7,13 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
-use std::ops::Range;
-
-use elastic_collective::tree::{Node, cover, shards_of};
+use elastic_collective::tree::{Node, SumPlan};
 
 use super::{Added, Span};
 
 /// One rank's steps of a sum: it exchanges partial sums, adds, and exchanges finished chunks.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
+pub(super) struct Steps {
     pub(super) partials: Moves,
     pub(super) adds: Vec<Added>,
     pub(super) finished: Moves,
@@ -28,27 +26,18 @@ pub(super) struct Moves {
     pub(super) receives: Vec<(u32, Span)>,
 }
 
-fn chunk(elements: usize, rank: u32, ranks: u32) -> Range<usize> {
-    let at = |rank: u32| (elements as u128 * u128::from(rank) / u128::from(ranks)) as usize;
-    at(rank)..at(rank + 1)
+/// How many numbers of other ranks `rank` holds during a sum.
+pub(super) fn staging_elements(plan: SumPlan, rank: u32) -> usize {
+    let peers = (0..plan.world_size).filter(|&peer| peer != rank);
+    plan.chunk(rank).len() * peers.map(|peer| plan.nodes(peer).len()).sum::<usize>()
 }
 
-fn nodes(shards: u32, rank: u32, ranks: u32) -> Vec<Node> {
-    cover(shards, &shards_of(rank, ranks, shards))
-}
-
-/// How many numbers of other ranks a rank holds during a sum of `elements`.
-pub(super) fn staging_elements(shards: u32, rank: u32, ranks: u32, elements: usize) -> usize {
-    let peers = (0..ranks).filter(|&peer| peer != rank);
-    chunk(elements, rank, ranks).len() * peers.map(|peer| nodes(shards, peer, ranks).len()).sum::<usize>()
-}
-
-pub(super) fn plan(shards: u32, rank: u32, ranks: u32, own: &[Span], sum: Span, staging: Span) -> Plan {
-    let my_nodes = nodes(shards, rank, ranks);
-    assert_eq!(own.len(), my_nodes.len(), "one partial sum for each node of the rank's cover");
+pub(super) fn steps(plan: SumPlan, rank: u32, own: &[Span], sum: Span, staging: Span) -> Steps {
+    let my_nodes = plan.nodes(rank);
+    assert_eq!(own.len(), my_nodes.len(), "one partial sum for each of the rank's nodes");
     assert!(own.iter().all(|partial| partial.elements == sum.elements), "partial sums as long as the sum");
-    let mine = chunk(sum.elements, rank, ranks);
-    let needed = staging_elements(shards, rank, ranks, sum.elements);
+    let mine = plan.chunk(rank);
+    let needed = staging_elements(plan, rank);
     assert!(staging.elements >= needed, "room for {needed} numbers of the other ranks");
 
     let (mut partials, mut finished) = (Moves::default(), Moves::default());
@@ -58,10 +47,10 @@ pub(super) fn plan(shards: u32, rank: u32, ranks: u32, own: &[Span], sum: Span, 
     known.extend(my_nodes.iter().zip(own).map(|(&node, partial)| (node, partial.part(mine.clone()), false)));
     let result = sum.part(mine.clone());
     let mut free = 0;
-    for peer in (0..ranks).filter(|&peer| peer != rank) {
-        let theirs = chunk(sum.elements, peer, ranks);
+    for peer in (0..plan.world_size).filter(|&peer| peer != rank) {
+        let theirs = plan.chunk(peer);
         partials.sends.extend(own.iter().map(|partial| (peer, partial.part(theirs.clone()))));
-        for node in nodes(shards, peer, ranks) {
+        for node in plan.nodes(peer) {
             let place = staging.part(free..free + mine.len());
             free += mine.len();
             partials.receives.push((peer, place));
@@ -76,12 +65,12 @@ pub(super) fn plan(shards: u32, rank: u32, ranks: u32, own: &[Span], sum: Span, 
     }
     let mut adds = Vec::new();
     if !mine.is_empty() {
-        let (place, _) = add_tree(Node::root(shards), Some(result), &known, &mut adds);
+        let (place, _) = add_tree(Node::root(plan.shards), Some(result), &known, &mut adds);
         if place != result {
             adds.push(Added { left: place, right: None, into: result });
         }
     }
-    Plan { partials, adds, finished }
+    Steps { partials, adds, finished }
 }
 
 /// Where the sum under `node` is once `adds` are done, and whether that place may be overwritten. The two children of a
@@ -91,7 +80,7 @@ fn add_tree(node: Node, into: Option<Span>, known: &[(Node, Span, bool)], adds: 
     if let Some(&(_, place, free)) = known.iter().find(|(other, ..)| *other == node) {
         return (place, free);
     }
-    let Some((left, right)) = node.children() else { unreachable!("the ranks' covers hold every shard") };
+    let Some((left, right)) = node.children() else { unreachable!("the ranks' nodes hold every shard") };
     let ((left, left_free), (right, _)) = (add_tree(left, None, known, adds), add_tree(right, None, known, adds));
     let into = into.unwrap_or(if left_free { left } else { right });
     adds.push(Added { left, right: Some(right), into });
@@ -114,10 +103,11 @@ mod tests {
                 for rank in 0..ranks {
                     // Each number represents the node that it is the sum of.
                     let elements = ranks as usize;
-                    let own_nodes = nodes(shards, rank, ranks);
+                    let plan = SumPlan { world_size: ranks, shards, elements };
+                    let own_nodes = plan.nodes(rank);
                     let own: Vec<Span> = (0..own_nodes.len()).map(|i| at(100 * (i + 1), elements)).collect();
                     let (sum, staging) = (at(0, elements), at(10_000, 1000));
-                    let Plan { partials, adds, finished } = plan(shards, rank, ranks, &own, sum, staging);
+                    let Steps { partials, adds, finished } = steps(plan, rank, &own, sum, staging);
                     let mut memory: std::collections::BTreeMap<usize, Node> = own
                         .iter()
                         .zip(&own_nodes)
@@ -125,7 +115,7 @@ mod tests {
                         .collect();
                     for peer in (0..ranks).filter(|&peer| peer != rank) {
                         let from_it = partials.receives.iter().filter(|(from, _)| *from == peer);
-                        let theirs = nodes(shards, peer, ranks);
+                        let theirs = plan.nodes(peer);
                         assert_eq!(from_it.clone().count(), theirs.len());
                         memory.extend(from_it.zip(theirs).map(|((_, span), node)| (span.address, node)));
                         let to_it = partials.sends.iter().filter(|(to, _)| *to == peer);

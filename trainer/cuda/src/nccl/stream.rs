@@ -35,7 +35,7 @@ impl NcclStream {
         let (context, failed) = (gpu.stream().context(), gpu.failed("create a stream"));
         let stream = context.new_stream().map_err(&failed)?;
         let mark = context.new_event(None).map_err(&failed)?;
-        Ok(NcclStream { gpu: gpu.number(), stream, mark, add: gpu.kernels.add.clone() })
+        Ok(NcclStream { gpu: gpu.number(), stream, mark, add: gpu.kernels.get("add").clone() })
     }
 
     fn failed(&self, doing: &'static str) -> impl Fn(DriverError) -> String + use<> {

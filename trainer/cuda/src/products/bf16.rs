@@ -15,28 +15,25 @@ const FOLLOWS: [i32; 3] = [1, 2, 3];
 
 /// What is done to a product before it is rounded and written.
 #[derive(Debug)]
-pub enum Epilogue<'a> {
+pub enum Epilogue<'a, T = Bf16> {
     /// Nothing.
     Plain,
     /// A bias for each column is added.
-    Bias(CudaView<'a, Bf16>),
+    Bias(CudaView<'a, T>),
     /// A bias for each column is added. The sums are kept as `inputs`, and their GELU is the result.
     Gelu {
         /// The bias.
-        bias: CudaView<'a, Bf16>,
+        bias: CudaView<'a, T>,
         /// Room for the sums, of the product's shape.
-        inputs: CudaViewMut<'a, Bf16>,
+        inputs: CudaViewMut<'a, T>,
     },
     /// The product is the derivative by GELU's outputs, and the result that by its inputs, which are these.
-    GeluSlope(CudaView<'a, Bf16>),
+    GeluSlope(CudaView<'a, T>),
 }
 
 impl Gpu {
     /// Replaces `out` by `left · right`, with what follows. Sums are `f32`. Equal shapes and contents give equal bits.
     /// Where cuBLASLt has no way to an epilogue, one warning says so, and a kernel does the same to the rounded product.
-    ///
-    /// # Panics
-    /// When the shapes do not fit.
     pub fn product_bf16(
         &self,
         out: &mut CudaViewMut<'_, Bf16>,
@@ -68,7 +65,7 @@ impl Gpu {
         }
         let alone = wanted.then == Then::Nothing || !self.multiplied(&Wanted { then: Then::Nothing, ..wanted })?;
         if alone {
-            let mut launch = self.stream().launch_builder(&self.kernels.product_bf16);
+            let mut launch = self.launch("product_bf16");
             let (size, adds) = ([rows, columns, left.columns].map(whole), 0i32);
             launch.arg(&mut *out).arg(&left.data).arg(&left.strides.0).arg(&left.strides.1);
             launch.arg(&right.data).arg(&right.strides.0).arg(&right.strides.1);
@@ -77,7 +74,7 @@ impl Gpu {
             // SAFETY: the arguments are the kernel's, and the strides reach only what `Matrix::new` has found.
             unsafe { self.run(launch, grid(grid_dim, THREADS), "multiply") }?;
         }
-        let mut launch = self.stream().launch_builder(&self.kernels.follow_bf16);
+        let mut launch = self.launch("follow_bf16");
         let (columns, [bias_alone, gelu, gelu_slope]) = (whole(columns), FOLLOWS);
         launch.arg(out);
         // An argument that the kernel does not read is any other of its kind.
@@ -92,9 +89,6 @@ impl Gpu {
     }
 
     /// Replaces `out` by `left · right`, or if it `adds`, adds that to it. Sums and `out` are `f32`.
-    ///
-    /// # Panics
-    /// When the shapes do not fit.
     pub fn product_bf16_to_f32(
         &self,
         out: &mut CudaViewMut<'_, f32>,
@@ -107,7 +101,7 @@ impl Gpu {
         if self.multiplied(&self.wanted(address, left, right, adds))? {
             return Ok(());
         }
-        let mut launch = self.stream().launch_builder(&self.kernels.product_bf16_to_f32);
+        let mut launch = self.launch("product_bf16_to_f32");
         let (size, adds) = ([rows, columns, left.columns].map(whole), i32::from(adds));
         launch.arg(out).arg(&left.data).arg(&left.strides.0).arg(&left.strides.1);
         launch.arg(&right.data).arg(&right.strides.0).arg(&right.strides.1);
@@ -118,9 +112,6 @@ impl Gpu {
     }
 
     /// Writes `parameters` in bf16, with so many zeros, `gap`, behind the first `before` of them.
-    ///
-    /// # Panics
-    /// When there is not room for just these.
     pub fn round_parameters(
         &self,
         parameters: &CudaView<'_, f32>,
@@ -129,7 +120,7 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         assert!(before <= parameters.len() && to.len() == parameters.len() + gap, "room for all parameters");
         let (count, before, gap) = (to.len() as i64, before as i64, gap as i64);
-        let mut launch = self.stream().launch_builder(&self.kernels.round_parameters);
+        let mut launch = self.launch("round_parameters");
         launch.arg(to).arg(parameters).arg(&count).arg(&before).arg(&gap);
         // SAFETY: the arguments are the kernel's, and the lengths were compared.
         unsafe { self.run(launch, fours(count as usize), "round to bf16") }

@@ -261,11 +261,7 @@ impl CublasLt {
         let (library, path) = libraries::newest(&PRODUCTS, surroundings, Some(driver))?;
         fn get<T>(library: &Library, path: &Path, symbol: &'static str) -> Result<Symbol<T>, CudaError> {
             // SAFETY: callers ask for the types that cublasLt.h has; the library is never unloaded.
-            unsafe { library.get(symbol.as_bytes()) }.map_err(|_| CudaError::Lacks {
-                path: path.to_owned(),
-                symbol,
-                remedy: "update it: pip install --upgrade nvidia-cublas",
-            })
+            Ok(unsafe { libraries::function(library, path, symbol, "update it: pip install --upgrade nvidia-cublas") }?)
         }
         let create: Symbol<Create> = get(&library, &path, "cublasLtCreate")?;
         let destroy: Symbol<Destroy> = get(&library, &path, "cublasLtDestroy")?;

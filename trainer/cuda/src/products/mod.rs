@@ -31,9 +31,6 @@ pub struct Matrix<'a, T = f32> {
 
 impl<'a, T> Matrix<'a, T> {
     /// The matrix whose rows follow each other in `data`.
-    ///
-    /// # Panics
-    /// When `data` does not hold `rows * columns` numbers.
     pub fn new(data: CudaView<'a, T>, rows: usize, columns: usize) -> Matrix<'a, T> {
         assert_eq!(data.len(), rows * columns, "a {rows}×{columns} matrix");
         Matrix { data, rows, columns, strides: (columns as i64, 1) }
@@ -82,9 +79,6 @@ pub enum After<'a> {
 impl Gpu {
     /// Replaces `out` by `left · right`, and applies what follows the product. With [`Precision::Bf16`] the operands
     /// are rounded to bf16; sums and what follows them are computed in f32. Equal shapes and contents give equal bits.
-    ///
-    /// # Panics
-    /// When the shapes do not fit.
     pub fn product(
         &self,
         out: &mut CudaViewMut<'_, f32>,
@@ -115,7 +109,7 @@ impl Gpu {
         }
         let rounds = i32::from(self.precision() == Precision::Bf16);
         let size = (whole(rows), whole(columns), whole(inner));
-        let mut launch = self.stream().launch_builder(&self.kernels.product);
+        let mut launch = self.launch("product");
         launch.arg(out).arg(&left.data).arg(&left.strides.0).arg(&left.strides.1);
         launch.arg(&right.data).arg(&right.strides.0).arg(&right.strides.1);
         launch.arg(more).arg(&size.0).arg(&size.1).arg(&size.2).arg(&number).arg(&rounds);
@@ -156,7 +150,7 @@ impl Gpu {
         let mut rounded = room.fit(self, lines.lines * stride)?;
         let (columns, from_stride, to_stride) = (whole(lines.length), lines.stride as i64, stride as i64);
         let grid_dim = (whole(lines.lines) as u32, 1, 1);
-        let mut launch = self.stream().launch_builder(&self.kernels.round_to_bf16);
+        let mut launch = self.launch("round_to_bf16");
         launch.arg(&mut rounded).arg(&matrix.data).arg(&columns).arg(&from_stride).arg(&to_stride);
         // SAFETY: the arguments are the kernel's; the matrix has these lines, and there is room for them.
         unsafe { self.run(launch, grid(grid_dim, THREADS), "round to bf16") }?;
@@ -172,7 +166,7 @@ impl Gpu {
         number: i32,
     ) -> Result<(), CudaError> {
         let (grid_dim, columns) = ((whole(out.len() / columns) as u32, 1, 1), whole(columns));
-        let mut launch = self.stream().launch_builder(&self.kernels.follow);
+        let mut launch = self.launch("follow");
         launch.arg(out).arg(more).arg(&columns).arg(&number);
         // SAFETY: the arguments are the kernel's, and `product` has found that there is a number for each column or
         // place.

@@ -240,10 +240,10 @@ fn norms_in_bf16_are_those_in_f32_of_the_same_numbers() {
         let made = (&sums.view(), &stats.view());
         for adds in [false, true] {
             let slope_in = SlopeIn { rows: plain_into.view_mut(), adds };
-            gpu.layer_norm_slope(&weight.view(), made, &plain_above.view(), slope_in).unwrap();
+            gpu.layer_norm_slope(&weight.view(), made, &plain_above.view(), slope_in, None).unwrap();
             let slope_in = SlopeIn { rows: into.view_mut(), adds };
             let (above, mut copy) = (above.view(), copy.view_mut());
-            gpu.layer_norm_slope_bf16(&weight.view(), made, &above, slope_in, &mut copy).unwrap();
+            gpu.layer_norm_slope(&weight.view(), made, &above, slope_in, Some(&mut copy)).unwrap();
             assert_eq!(buffers::back(&gpu, &into), buffers::back(&gpu, &plain_into), "{what}, the slope, {adds}");
         }
         assert_eq!(back(&gpu, &copy), rounded(buffers::back(&gpu, &into)), "{what}, the rounded slope");
@@ -286,7 +286,7 @@ fn what_is_behind_the_classes_has_no_probability_and_no_gradient() {
             let (mut slopes, mut uploaded, mut losses) = (on(&gpu, &given), Labels::new(classes), Buffer::default());
             uploaded.upload(&gpu, &labels).unwrap();
             let mut room = losses.fit(&gpu, rows).unwrap();
-            gpu.cross_entropy_bf16(&mut slopes.view_mut(), &uploaded.all(), &mut room).unwrap();
+            gpu.cross_entropy(&mut slopes.view_mut(), &uploaded.all(), &mut room).unwrap();
             let found = back(&gpu, &slopes);
             assert_near(&buffers::back(&gpu, &losses), &wanted_losses, 1e-5, "losses");
             assert_rounded(&found, &wanted_slopes, 1e-5, "slopes");

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use elastic_collective::recorder::Recorder;
 use elastic_collective::stop::Stop;
-use elastic_collective::tree::{cover, shards_of};
+use elastic_collective::tree::nodes_of;
 use elastic_collective::{Group, GroupConfig, Patience};
 use elastic_cuda::nccl::{Added, Communicator, Device, Joined, Span};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::libraries::{fake, open};
+use crate::libraries::open;
 use crate::process::DEADLINE;
 
 /// Numbers that a rank sums: enough that no socket holds them all.
@@ -129,12 +129,8 @@ impl Rank {
             }
             "ordered" => self.ordered_sums().map(|()| "right".to_owned()),
             "leave" => {
-                let mut group = self.group.take().unwrap();
-                let device = Box::new(host());
-                let next = Communicator::new(open(&fake()).unwrap(), device).unwrap();
-                let communicator = std::mem::replace(&mut self.communicator, next);
-                communicator.close(&mut group).map_err(|error| error.to_string())?;
-                group.leave();
+                self.communicator.end();
+                self.group.take().unwrap().leave();
                 Ok("left".to_owned())
             }
             other => panic!("`{other}` is no task"),
@@ -146,7 +142,7 @@ impl Rank {
         let group = self.group.as_mut().unwrap();
         let (rank, ranks) = (group.rank(), group.world_size());
         for (shards, length) in [(8, 10_001), (5, 3), (1, 100), (7, 1), (12, 70_000)] {
-            let nodes = cover(shards, &shards_of(rank, ranks, shards));
+            let nodes = nodes_of(rank, ranks, shards);
             let numbers = |seed: u32| {
                 let mut random = SmallRng::seed_from_u64(seed.into());
                 (0..length).map(|_| random.random::<f32>() - 0.5).collect()

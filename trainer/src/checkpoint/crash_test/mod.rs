@@ -240,19 +240,6 @@ fn a_bit_that_is_flipped_while_reading_is_found_and_an_older_checkpoint_taken() 
 }
 
 #[test]
-fn the_last_few_are_kept_and_the_rest_goes() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut checkpoints = Checkpoints::new(Host, folder.path());
-    for step in [3, 6, 9] {
-        let checkpoint = save(&mut checkpoints, step, 1).unwrap();
-        assert!(checkpoints.prune(&checkpoint, &last(2)).is_empty());
-    }
-    let mut names = Host.list(folder.path()).unwrap();
-    names.sort();
-    assert_eq!(names, ["step-00000006-r1", "step-00000009-r1"]);
-}
-
-#[test]
 fn nothing_newer_than_the_commit_is_pruned() {
     let folder = tempfile::tempdir().unwrap();
     let mut checkpoints = Checkpoints::new(Host, folder.path());

@@ -130,7 +130,7 @@ mod tests {
     use crate::random::{mix, unit};
     use crate::settings::Settings;
     use elastic_collective::stop::Stop;
-    use elastic_collective::tree::{cover, shards_of};
+    use elastic_collective::tree::nodes_of;
     use elastic_collective::{GroupConfig, Patience};
 
     /// Its gradient shows in its last bits in which order it was added, and is reported in steps of some length.
@@ -238,7 +238,7 @@ mod tests {
         let Case { threads, bucket, shards, samples, micro_batch, order, .. } = case;
         let threads = NonZeroUsize::new(threads).unwrap();
         let settings = Settings { threads, sum_order: order, ..Settings::default() };
-        let nodes = cover(shards, &shards_of(group.rank(), group.world_size(), shards));
+        let nodes = nodes_of(group.rank(), group.world_size(), shards);
         let mut engine = OnHost::new(&settings, model.parameters());
         engine.bucket = if bucket == 0 { engine.sum.len() } else { bucket };
         let order = Order::new(7, Numbers.samples());

@@ -21,7 +21,7 @@ use crate::checkpoint::retention::Retention;
 use crate::checkpoint::sharded_write::Share;
 use crate::checkpoint::snapshot::SnapshotHeader;
 use crate::checkpoint::snapshot_slots::SnapshotSlots;
-use crate::checkpoint::writer::{Offer, ReservedSlot, WriteMode, Writer};
+use crate::checkpoint::writer::{ReservedSlot, WriteMode, Writer};
 use crate::checkpoint::{CheckpointError, Checkpoints};
 
 /// Unanswered commits after which saving pauses: while the store is away, checkpoints must not fill the disk.
@@ -108,7 +108,7 @@ impl Saving {
     /// Takes in a slot that was filled, to be saved while training continues: [`follow`](Self::follow) reports the
     /// result.
     pub(crate) fn take_in(&mut self, reserved: ReservedSlot) {
-        let Offer::Overtook(overtaken) = self.writer.take_in(reserved) else { return };
+        let Some(overtaken) = self.writer.take_in(reserved) else { return };
         self.overtaken += 1;
         if self.overtaken.is_power_of_two() {
             let (times, cause) = (self.overtaken, self.slowness().unwrap_or("the disk is slower than that".to_owned()));

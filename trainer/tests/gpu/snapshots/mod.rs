@@ -10,12 +10,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use elastic_cuda::Surroundings;
-use elastic_proto::worker::ToWorker;
 use elastic_trainer::Environment;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
 
-use crate::agent::{Agent, Commits, assignment};
+use crate::agent::{Agent, Commits};
 use crate::double::{cache, cublaslt, driver, prefix};
 use crate::training::{SHORT, checksum, printed, run};
 use crate::worker::{Worker, environment, free_port, wait_for};
@@ -147,7 +146,7 @@ fn workers_that_are_all_killed_leave_what_the_next_ones_come_to_the_same_end_fro
     }
     let steps = group.iter().map(|(agent, _)| agent.quiesced(2)).collect::<Vec<_>>();
     for ((agent, _), place) in group.iter().zip(places(2)) {
-        agent.say(&ToWorker::Assignment(assignment(&place, None)));
+        agent.assign(&place);
     }
     let reached = group.iter().zip(steps).map(|((agent, _), step)| agent.step_reached(step + 5)).min().unwrap();
     // When all are killed, then others continue from there

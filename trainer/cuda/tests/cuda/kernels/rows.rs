@@ -150,9 +150,9 @@ fn layer_norms_slopes_match_the_definition() {
         let (weight, above) = (on(&gpu, &given.weight), on(&gpu, &given.slope));
         let made = (&inputs.view(), &stats.view());
         let mut into = blank(&gpu, count);
-        gpu.layer_norm_slope(&weight.view(), made, &above.view(), written(&mut into, false)).unwrap();
+        gpu.layer_norm_slope(&weight.view(), made, &above.view(), written(&mut into, false), None).unwrap();
         assert_near(&back(&gpu, &into), &wanted, 1e-4, &format!("written, {shape:?}"));
-        gpu.layer_norm_slope(&weight.view(), made, &above.view(), written(&mut into, true)).unwrap();
+        gpu.layer_norm_slope(&weight.view(), made, &above.view(), written(&mut into, true), None).unwrap();
         let twice: Vec<f64> = wanted.iter().map(|slope| 2.0 * slope).collect();
         assert_near(&back(&gpu, &into), &twice, 1e-4, &format!("added, {shape:?}"));
 

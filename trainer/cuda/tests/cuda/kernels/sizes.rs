@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use elastic_cuda::{After, Attended, Attention, Buffer, Epilogue, Gpu, Matrix};
+use elastic_cuda::{After, Attended, Attends, Attention, Bf16, Buffer, Epilogue, Gpu, Matrix};
 
 use crate::bf16;
 use crate::buffers::{assert_near, back, gpu, numbers, on};
@@ -107,13 +107,13 @@ fn time_attention(gpu: &Gpu) {
     let mut slope = on(gpu, &vec![0.0; 3 * HEADS.outputs()]);
     let took = timed(gpu, || {
         let mut outputs = outputs.fit(gpu, HEADS.outputs()).unwrap();
-        gpu.attention(HEADS, &triples.view(), &mut outputs, &mut logs.fit(gpu, HEADS.logs()).unwrap()).unwrap();
+        f32::attention(gpu, HEADS, &triples.view(), &mut outputs, &mut logs.fit(gpu, HEADS.logs()).unwrap()).unwrap();
     });
     println!("attention of 32 windows in f32: {took:.3} ms");
     let took = timed(gpu, || {
         let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
         let mut room = means.fit(gpu, HEADS.logs()).unwrap();
-        gpu.attention_slope(HEADS, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
+        f32::attention_slope(gpu, HEADS, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
     });
     println!("its slope in f32: {took:.3} ms");
 }
@@ -127,13 +127,13 @@ fn time_attention_in_bf16(gpu: &Gpu) {
     let mut slope = bf16::on(gpu, &vec![0.0; 3 * HEADS.outputs()]);
     let took = timed(gpu, || {
         let mut outputs = outputs.fit(gpu, HEADS.outputs()).unwrap();
-        gpu.attention_bf16(HEADS, &triples.view(), &mut outputs, &mut logs.fit(gpu, HEADS.logs()).unwrap()).unwrap();
+        Bf16::attention(gpu, HEADS, &triples.view(), &mut outputs, &mut logs.fit(gpu, HEADS.logs()).unwrap()).unwrap();
     });
     println!("attention of 32 windows in bf16: {took:.3} ms");
     let took = timed(gpu, || {
         let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
         let mut room = means.fit(gpu, HEADS.logs()).unwrap();
-        gpu.attention_slope_bf16(HEADS, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
+        Bf16::attention_slope(gpu, HEADS, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
     });
     println!("its slope in bf16: {took:.3} ms");
 }

@@ -3,7 +3,7 @@
 #[path = "bf16.rs"]
 mod in_bf16;
 
-use elastic_cuda::{Attended, Attention, Buffer, Gpu, Precision};
+use elastic_cuda::{Attended, Attends, Attention, Bf16, Buffer, Gpu, Precision};
 
 use crate::bf16::{self, nearest};
 use crate::buffers::{assert_near, back, gpu, numbers, on};
@@ -35,12 +35,12 @@ fn seen(gpu: &Gpu, shape: Attention, triples: &[f32]) -> [Vec<f32>; 2] {
     let outputs = if gpu.keeps_bf16() {
         let (triples, mut outputs) = (bf16::on(gpu, triples), Buffer::default());
         let mut seen = outputs.fit(gpu, shape.outputs()).unwrap();
-        gpu.attention_bf16(shape, &triples.view(), &mut seen, &mut kept).unwrap();
+        Bf16::attention(gpu, shape, &triples.view(), &mut seen, &mut kept).unwrap();
         bf16::back(gpu, &outputs)
     } else {
         let (triples, mut outputs) = (on(gpu, triples), Buffer::default());
         let mut seen = outputs.fit(gpu, shape.outputs()).unwrap();
-        gpu.attention(shape, &triples.view(), &mut seen, &mut kept).unwrap();
+        f32::attention(gpu, shape, &triples.view(), &mut seen, &mut kept).unwrap();
         back(gpu, &outputs)
     };
     [outputs, back(gpu, &logs)]
@@ -53,12 +53,12 @@ fn slope(gpu: &Gpu, shape: Attention, triples: &[f32], above: &[f32]) -> Vec<f32
     if gpu.keeps_bf16() {
         let [triples, outputs, above, mut slope] = [triples, &outputs, above, &blank].map(|it| bf16::on(gpu, it));
         let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
-        gpu.attention_slope_bf16(shape, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
+        Bf16::attention_slope(gpu, shape, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
         return bf16::back(gpu, &slope);
     }
     let [triples, outputs, above, mut slope] = [triples, &outputs, above, &blank].map(|it| on(gpu, it));
     let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
-    gpu.attention_slope(shape, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
+    f32::attention_slope(gpu, shape, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
     back(gpu, &slope)
 }
 
