@@ -383,11 +383,9 @@ def _meshes(modules: list[torch.nn.Module]) -> list[Any]:
 
 def _told(choice: Choice, ranks: int) -> str:
     if choice.source == "memory":
-        of = f"the copy of rank {choice.holders[0]}"
+        of = f"the copy of rank {choice.holders[0]}" if choice.holders else "each rank's part"
         if choice.senders is not None:
             of = f"{len(choice.senders)} parts, for {ranks} rank{'s' * (ranks > 1)}"
-        elif not choice.holders:
-            of = "each rank's part"
         return f"resumes after step {choice.step}, from memory: {of}"
     if choice.source == "checkpoint":
         return f"resumes after step {choice.step}, from the committed checkpoint: {choice.why}"
