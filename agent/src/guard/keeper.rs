@@ -376,7 +376,7 @@ fn read_program(body: Option<OwnedFd>, arguments: usize, cpus: Vec<u64>) -> io::
     if arguments.is_empty() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no program given"));
     }
-    Ok(Executable::new(arguments, strings.collect(), directory, cpus))
+    Ok(Executable { arguments, variables: strings.collect(), directory, cpus })
 }
 
 /// Signals the group of a worker that is not reaped. Between its fork and its setsid the worker has no group of its own

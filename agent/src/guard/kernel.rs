@@ -46,22 +46,14 @@ pub(super) fn reset_child_disposition() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Blocks every signal that can be blocked.
-pub(super) fn block_signals() -> io::Result<()> {
-    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigfillset initialises the set that sigprocmask then reads.
+/// Blocks every signal that can be blocked, or none.
+pub(super) fn block_signals(all: bool) -> io::Result<()> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    let fill = if all { libc::sigfillset } else { libc::sigemptyset };
+    // SAFETY: `fill` initialises the set that sigprocmask then reads.
     check(unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), ptr::null_mut())
-    })
-}
-
-fn unblock_signals() -> io::Result<()> {
-    let mut none = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigemptyset initialises the set that sigprocmask then reads.
-    check(unsafe {
-        libc::sigemptyset(none.as_mut_ptr());
-        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), ptr::null_mut())
+        fill(set.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, set.as_ptr(), ptr::null_mut())
     })
 }
 
@@ -90,24 +82,16 @@ pub(super) fn close_others(keep: RawFd) {
 
 /// A program that is ready to run. Everything that needs memory is allocated before the fork.
 pub(super) struct Executable {
-    arguments: Vec<CString>,
-    variables: Vec<CString>,
-    directory: CString,
-    cpus: Vec<u64>,
+    /// The first is the program.
+    pub(super) arguments: Vec<CString>,
+    /// Each is `NAME=value`.
+    pub(super) variables: Vec<CString>,
+    pub(super) directory: CString,
+    /// A mask, which is empty for no change.
+    pub(super) cpus: Vec<u64>,
 }
 
 impl Executable {
-    /// `arguments` begins with the program. `variables` are `NAME=value`. `cpus` is a mask, which is empty for no
-    /// change.
-    pub(super) fn new(
-        arguments: Vec<CString>,
-        variables: Vec<CString>,
-        directory: CString,
-        cpus: Vec<u64>,
-    ) -> Executable {
-        Executable { arguments, variables, directory, cpus }
-    }
-
     /// Forks and executes. On failure the child reports (step, errno) on `failure`, a close-on-exec pipe, and exits. On
     /// success the pipe ends without a report.
     pub(super) fn start(
@@ -189,12 +173,8 @@ pub(super) enum Step {
 impl Step {
     /// Reads the report that [`Executable::start`]'s child wrote.
     pub(super) fn from_report(report: &[u8; 5]) -> (Step, i32) {
-        let step = match report[0] {
-            1 => Step::Directory,
-            2 => Step::Execute,
-            3 => Step::Cpus,
-            _ => Step::Prepare,
-        };
+        let steps = [Step::Prepare, Step::Directory, Step::Execute, Step::Cpus];
+        let step = steps.into_iter().find(|step| *step as u8 == report[0]).unwrap_or(Step::Prepare);
         (step, i32::from_ne_bytes([report[1], report[2], report[3], report[4]]))
     }
 }
@@ -213,7 +193,7 @@ fn prepare(guard: Pid, stdout: Option<BorrowedFd<'_>>, stderr: Option<BorrowedFd
         }
     }
     reset_dispositions();
-    unblock_signals()?;
+    block_signals(false)?;
     // SAFETY: the call only sets flags. Kernels before 5.11 refuse it. What the guard opens is close-on-exec anyway.
     unsafe { libc::syscall(libc::SYS_close_range, 3, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     Ok(())

@@ -94,7 +94,7 @@ pub fn start() -> Result<Guard, GuardError> {
 
 fn be_the_guard(channel: Channel) -> io::Result<()> {
     kernel::close_others(channel.as_raw_fd());
-    kernel::block_signals()?;
+    kernel::block_signals(true)?;
     kernel::reset_dispositions();
     // The guard leaves the terminal, because Ctrl-C there is for the agent to act on.
     rustix::process::setsid()?;

@@ -31,33 +31,21 @@ impl NetworkOptions {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AddressSource {
-    /// `--local-addr`.
-    Flag,
-    /// The interface that leads to the store, or the interface that leads out of this machine.
-    Route,
-    /// This machine's own name, because no route is known.
-    Hostname,
-}
+const BY_FLAG: &str = "as --local-addr says";
+const BY_ROUTE: &str = "the interface that leads to the store";
+const BY_NAME: &str = "this host's name, as no route is known; if peers cannot resolve it, set --local-addr";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Advertised {
     /// A name or an address. An IPv6 address has no brackets.
     pub address: String,
-    pub source: AddressSource,
+    /// Why it is this one.
+    why: &'static str,
 }
 
 impl fmt::Display for Advertised {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let why = match self.source {
-            AddressSource::Flag => "as --local-addr says",
-            AddressSource::Route => "the interface that leads to the store",
-            AddressSource::Hostname => {
-                "this host's name, as no route is known; if peers cannot resolve it, set --local-addr"
-            }
-        };
-        write!(f, "{} ({why})", self.address)
+        write!(f, "{} ({})", self.address, self.why)
     }
 }
 
@@ -72,16 +60,16 @@ const ELSEWHERE: [SocketAddr; 2] = [
 /// the first store with a route, else `hostname`. Resolves the stores' names, which may take as long as the resolver
 /// does. Sends nothing itself.
 pub(crate) fn advertised(flag: Option<&str>, stores: &[Endpoint], hostname: &str) -> Advertised {
-    let (address, source) = match flag {
-        Some(address) => (address.to_owned(), AddressSource::Flag),
+    let (address, why) = match flag {
+        Some(address) => (address.to_owned(), BY_FLAG),
         // Without an endpoint the job runs on this machine alone.
-        None if stores.is_empty() => (Ipv4Addr::LOCALHOST.to_string(), AddressSource::Route),
+        None if stores.is_empty() => (Ipv4Addr::LOCALHOST.to_string(), BY_ROUTE),
         None => match stores.iter().find_map(route_to) {
-            Some(ip) => (ip.to_string(), AddressSource::Route),
-            None => (hostname.to_owned(), AddressSource::Hostname),
+            Some(ip) => (ip.to_string(), BY_ROUTE),
+            None => (hostname.to_owned(), BY_NAME),
         },
     };
-    Advertised { address, source }
+    Advertised { address, why }
 }
 
 fn route_to(store: &Endpoint) -> Option<IpAddr> {
@@ -133,17 +121,17 @@ mod tests {
         let address = |flag: Option<&str>, stores: &[&str]| {
             let stores: Vec<Endpoint> = stores.iter().map(|host| endpoint(host)).collect();
             let advertised = advertised(flag, &stores, "myhost");
-            (advertised.address, advertised.source)
+            (advertised.address, advertised.why)
         };
-        assert_eq!(address(Some("node7"), &["127.0.0.1"]), ("node7".into(), AddressSource::Flag));
-        assert_eq!(address(None, &["127.0.0.1"]), ("127.0.0.1".into(), AddressSource::Route));
-        assert_eq!(address(None, &["localhost"]).1, AddressSource::Route);
-        assert_eq!(address(None, &[]), ("127.0.0.1".into(), AddressSource::Route));
+        assert_eq!(address(Some("node7"), &["127.0.0.1"]), ("node7".into(), BY_FLAG));
+        assert_eq!(address(None, &["127.0.0.1"]), ("127.0.0.1".into(), BY_ROUTE));
+        assert_eq!(address(None, &["localhost"]).1, BY_ROUTE);
+        assert_eq!(address(None, &[]), ("127.0.0.1".into(), BY_ROUTE));
         // `invalid` never resolves (RFC 6761).
-        assert_eq!(address(None, &["etcd.invalid"]), ("myhost".into(), AddressSource::Hostname));
-        assert_eq!(address(None, &["etcd.invalid", "127.0.0.1"]), ("127.0.0.1".into(), AddressSource::Route));
+        assert_eq!(address(None, &["etcd.invalid"]), ("myhost".into(), BY_NAME));
+        assert_eq!(address(None, &["etcd.invalid", "127.0.0.1"]), ("127.0.0.1".into(), BY_ROUTE));
         if has_ipv6() {
-            assert_eq!(address(None, &["::1"]), ("::1".into(), AddressSource::Route));
+            assert_eq!(address(None, &["::1"]), ("::1".into(), BY_ROUTE));
         }
     }
 

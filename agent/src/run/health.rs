@@ -117,14 +117,10 @@ impl Joined {
             })
         });
         json!({
-            "job": job, "node": self.node, "leading": status.leading, "ready": ready(&group), "round": round,
+            "job": job, "node": self.node, "leading": status.leading, "ready": group.running() > 0, "round": round,
             "local_round": group.round, "workers": workers,
         })
     }
-}
-
-fn ready(group: &GroupState) -> bool {
-    !group.workers.is_empty() && group.workers.iter().any(|worker| worker.exit.is_none())
 }
 
 async fn serve(listener: TcpListener, health: Arc<Health>, tls: Option<MutualTls>) {
@@ -173,7 +169,7 @@ async fn is_live(State(health): State<Arc<Health>>) -> String {
 async fn is_ready(State(health): State<Arc<Health>>) -> Response {
     let why = match &*health.standing.borrow() {
         Standing::Before(doing) => format!("not joined yet: {doing}\n"),
-        Standing::Joined(joined) if ready(&joined.group.borrow()) => return "workers run\n".into_response(),
+        Standing::Joined(joined) if joined.group.borrow().running() > 0 => return "workers run\n".into_response(),
         Standing::Joined(_) => "no workers run here\n".to_owned(),
     };
     (StatusCode::SERVICE_UNAVAILABLE, why).into_response()

@@ -82,7 +82,7 @@ pub(super) async fn take_part(
                 report
             }
             request = local.socket.round_asked() => local.group.ask_round(request),
-            verdict = local.watchdog.verdict() => local.group.condemn(verdict),
+            Some(verdict) = local.watchdog.verdict() => local.group.condemn(verdict),
             waited = wait(&mut local.phase, local.forming, &local.socket) => local.waited(waited),
             caught = signals.next() => {
                 leaving = leaving.told_again();

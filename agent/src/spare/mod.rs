@@ -22,6 +22,7 @@ use elastic_rendezvous::job::{JobId, Keys};
 use elastic_rendezvous::time::Time;
 use elastic_store::etcd::EtcdStore;
 use elastic_store::{Revision, Store, StoreError};
+use futures::future::OptionFuture;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
@@ -67,7 +68,9 @@ pub(crate) async fn run(options: SpareOptions) -> anyhow::Result<u8> {
         let again = again.map_or(RESCAN, |at| at.since(elastic_store::clock::now()));
         tokio::select! {
             Some(news) = inbox.recv() => host.heard(elastic_store::clock::now(), news),
-            ended = host.agent_ends() => host.ended(elastic_store::clock::now(), ended),
+            Some(ended) = OptionFuture::from(host.working.as_mut().map(|working| working.agent.wait())) => {
+                host.ended(elastic_store::clock::now(), ended);
+            }
             caught = signals.next() => {
                 host.leave(caught.0, &mut signals).await;
                 return Ok(0);
@@ -253,13 +256,6 @@ impl Host {
         known.failures += 1;
         known.standing.not_before = Some(now + pause);
         tracing::warn!(%job, "{why}; not going there for {pause:?}");
-    }
-
-    async fn agent_ends(&mut self) -> std::io::Result<ExitStatus> {
-        match &mut self.working {
-            Some(working) => working.agent.wait().await,
-            None => std::future::pending().await,
-        }
     }
 
     fn ended(&mut self, now: Time, status: std::io::Result<ExitStatus>) {

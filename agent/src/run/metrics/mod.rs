@@ -168,7 +168,7 @@ impl Metrics {
             match ended {
                 Ended::Forming(took) => self.forming.observe(took.as_secs_f64()),
                 Ended::Recovery(change, took) => {
-                    let labels = vec![("change", change.name().to_owned())];
+                    let labels = vec![("change", change.to_owned())];
                     self.rounds.get_or_create(&labels).inc();
                     self.recovery.get_or_create(&labels).observe(took.as_secs_f64());
                 }
@@ -195,8 +195,7 @@ impl Metrics {
             self.restarts.set(i64::from(round.restarts));
         }
         self.leading.set(i64::from(status.leading));
-        let running = group.workers.iter().filter(|worker| worker.exit.is_none());
-        self.workers.set(number(running.count() as u64));
+        self.workers.set(number(group.running() as u64));
         self.steps.clear();
         self.step_ages.clear();
         for worker in &group.workers {

@@ -79,50 +79,25 @@ pub(super) struct Seen {
 impl Seen {
     pub(super) fn of(status: &Status, group: &GroupState) -> Seen {
         let round = status.round.as_ref().map(|round| RoundSeen::from(&round.value));
-        let workers_run = group.workers.iter().any(|worker| worker.exit.is_none());
         Seen {
             round,
             is_member: status.credentials.is_some() || status.membership.is_some(),
             // TorchElastic's protocol shows no records of rounds.
-            workers_run: workers_run && round.is_none_or(|round| round.number == group.round),
+            workers_run: group.running() > 0 && round.is_none_or(|round| round.number == group.round),
         }
     }
 }
 
-/// How a round differs from the one in which this node's workers ran before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RoundChange {
-    /// They did not run before.
-    First,
-    /// A worker failed: the job was charged a restart.
-    Restart,
-    /// There are more nodes.
-    Growth,
-    /// There are fewer nodes.
-    Shrinkage,
-    /// As many nodes: one took another's place, or the operator asked for a round.
-    Other,
-}
-
-impl RoundChange {
-    fn between(before: Option<RoundSeen>, after: RoundSeen) -> RoundChange {
-        match before {
-            None => RoundChange::First,
-            Some(before) if after.restarts > before.restarts => RoundChange::Restart,
-            Some(before) if after.nodes > before.nodes => RoundChange::Growth,
-            Some(before) if after.nodes < before.nodes => RoundChange::Shrinkage,
-            Some(_) => RoundChange::Other,
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            RoundChange::First => "first",
-            RoundChange::Restart => "restart",
-            RoundChange::Growth => "growth",
-            RoundChange::Shrinkage => "shrinkage",
-            RoundChange::Other => "other",
-        }
+/// How a round differs from the one in which this node's workers ran before, as its metrics' label.
+fn change(before: Option<RoundSeen>, after: RoundSeen) -> &'static str {
+    match before {
+        None => "first",
+        // A worker failed: the job was charged for it.
+        Some(before) if after.restarts > before.restarts => "restart",
+        Some(before) if after.nodes > before.nodes => "growth",
+        Some(before) if after.nodes < before.nodes => "shrinkage",
+        // One node took another's place, or the operator asked for a round.
+        Some(_) => "other",
     }
 }
 
@@ -132,7 +107,7 @@ pub(super) enum Ended {
     /// A round formed in this time.
     Forming(Duration),
     /// Workers run again, after this time without training; the first time, since the agent began.
-    Recovery(RoundChange, Duration),
+    Recovery(&'static str, Duration),
 }
 
 /// The states of a node, one after the other.
@@ -183,7 +158,7 @@ impl Stages {
                 let is_next = self.ran.is_none_or(|ran| ran.number != round.number);
                 if is_next {
                     let idle = self.idle.unwrap_or(now);
-                    ended.push(Ended::Recovery(RoundChange::between(self.ran, round), now.since(idle)));
+                    ended.push(Ended::Recovery(change(self.ran, round), now.since(idle)));
                 }
                 (self.ran, self.idle) = (Some(round), None);
             }
@@ -230,22 +205,22 @@ mod tests {
             (1, round(1, F, 0, 0), false, false, vec![]),
             (2, round(1, F, 0, 0), false, false, vec![]),
             (4, round(1, R, 2, 0), true, false, vec![Forming(seconds(3))]),
-            (5, round(1, R, 2, 0), true, true, vec![Recovery(RoundChange::First, seconds(5))]),
+            (5, round(1, R, 2, 0), true, true, vec![Recovery("first", seconds(5))]),
             (9, round(1, R, 2, 0), true, true, vec![]),
             // A worker fails.
             (10, round(1, R, 2, 0), true, false, vec![]),
             (11, round(2, F, 2, 0), true, false, vec![]),
             (12, round(2, R, 2, 1), true, false, vec![Forming(seconds(1))]),
-            (13, round(2, R, 2, 1), true, true, vec![Recovery(RoundChange::Restart, seconds(3))]),
+            (13, round(2, R, 2, 1), true, true, vec![Recovery("restart", seconds(3))]),
             // A node joins, and the workers keep their processes.
             (20, round(3, F, 2, 1), true, true, vec![]),
             (21, round(3, R, 3, 1), true, false, vec![Forming(seconds(1))]),
-            (22, round(3, R, 3, 1), true, true, vec![Recovery(RoundChange::Growth, seconds(2))]),
+            (22, round(3, R, 3, 1), true, true, vec![Recovery("growth", seconds(2))]),
             // A node is lost, and no scrape comes while the next round forms.
-            (30, round(4, R, 2, 1), true, true, vec![Recovery(RoundChange::Shrinkage, seconds(0))]),
+            (30, round(4, R, 2, 1), true, true, vec![Recovery("shrinkage", seconds(0))]),
             // This node loses its place and gets one again.
             (40, round(5, R, 2, 1), false, false, vec![]),
-            (45, round(6, R, 2, 1), true, true, vec![Recovery(RoundChange::Other, seconds(5))]),
+            (45, round(6, R, 2, 1), true, true, vec![Recovery("other", seconds(5))]),
         ];
         let mut stages = Stages::new(Time::ZERO);
         for (at, round, is_member, workers_run, ended) in looks {

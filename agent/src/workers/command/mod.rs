@@ -60,31 +60,20 @@ impl WorkerCommand {
         env: &dyn Fn(&str) -> Option<OsString>,
         agent: Option<&Path>,
     ) -> Result<WorkerCommand, CommandError> {
-        let mut args = Vec::new();
-        let executable = match program.kind {
-            ProgramKind::Executable => executable(&program.name, env)?,
-            ProgramKind::RunPath => {
-                check_script(&program.name)?;
-                args.extend([
-                    OsString::from("-u"),
-                    OsString::from("-c"),
-                    OsString::from(RUN_PATH),
-                    program.name.clone(),
-                ]);
-                python(&program.name, env, agent)?
+        let Program { kind, name, args } = program;
+        let before: &[&str] = match kind {
+            ProgramKind::Executable => {
+                return Ok(WorkerCommand { program: executable(name, env)?, args: args.clone() });
             }
-            ProgramKind::Module => {
-                args.extend([OsString::from("-u"), OsString::from("-m"), program.name.clone()]);
-                python(&program.name, env, agent)?
-            }
-            ProgramKind::Script => {
-                check_script(&program.name)?;
-                args.extend([OsString::from("-u"), program.name.clone()]);
-                python(&program.name, env, agent)?
-            }
+            ProgramKind::RunPath => &["-u", "-c", RUN_PATH],
+            ProgramKind::Module => &["-u", "-m"],
+            ProgramKind::Script => &["-u"],
         };
-        args.extend(program.args.iter().cloned());
-        Ok(WorkerCommand { program: executable, args })
+        if *kind != ProgramKind::Module {
+            check_script(name)?;
+        }
+        let before = before.iter().map(OsString::from).chain([name.clone()]);
+        Ok(WorkerCommand { program: python(name, env, agent)?, args: before.chain(args.iter().cloned()).collect() })
     }
 
     /// One worker's arguments, without the program itself.

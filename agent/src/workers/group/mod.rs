@@ -84,6 +84,13 @@ pub(crate) struct GroupState {
     pub fence: Option<Time>,
 }
 
+impl GroupState {
+    /// How many workers run.
+    pub(crate) fn running(&self) -> usize {
+        self.workers.iter().filter(|worker| worker.exit.is_none()).count()
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct WorkerState {
     pub local_rank: u32,

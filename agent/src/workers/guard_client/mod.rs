@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use elastic_rendezvous::time::Time;
+use futures::future::OptionFuture;
 use rustix::process::{Pid, Signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -316,7 +317,7 @@ impl GuardClient {
                 Ok(Some(report)) => self.take_in(report),
                 Ok(None) | Err(_) => self.link = Link::Broken,
             },
-            () = until(wake_at) => match phase {
+            Some(()) = OptionFuture::from(wake_at.map(tokio::time::sleep_until)) => match phase {
                 // If the guard cannot be reached, its socket has ended, and the next turn sees that.
                 Some(StopPhase::Grace(_)) => {
                     let signal = self.stopping.as_ref().map_or(Signal::KILL, |stopping| stopping.signal);
@@ -392,11 +393,4 @@ impl GuardClient {
 async fn receive(socket: &AsyncFd<Channel>) -> io::Result<Option<Notice>> {
     let report = socket.async_io(Interest::READABLE, |channel| channel.receive::<Notice>()).await?;
     Ok(report.map(|(report, _)| report))
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => future::pending().await,
-    }
 }

@@ -20,9 +20,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use elastic_rendezvous::time::Time;
+use futures::future::{OptionFuture, join_all};
 use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use crate::guard::tree;
 
@@ -103,12 +105,9 @@ impl Watchdog {
         let _ = self.orders.send(order);
     }
 
-    /// The next worker that hangs. Never ends. The wait may be cancelled.
-    pub(crate) async fn verdict(&mut self) -> Verdict {
-        match self.verdicts.recv().await {
-            Some(verdict) => verdict,
-            None => std::future::pending().await,
-        }
+    /// The next worker that hangs. The wait may be cancelled.
+    pub(crate) async fn verdict(&mut self) -> Option<Verdict> {
+        self.verdicts.recv().await
     }
 }
 
@@ -124,7 +123,9 @@ struct Watch {
 impl Watch {
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
         loop {
-            let next = self.deadlines.next();
+            // At least a millisecond, so that a deadline that is just about to pass does not cause a busy loop.
+            let sleep = |at: Time| sleep(at.since(elastic_store::clock::now()).max(Duration::from_millis(1)));
+            let look = OptionFuture::from(self.deadlines.next().map(sleep));
             tokio::select! {
                 // A stop takes precedence over a deadline that passed at the same moment.
                 biased;
@@ -132,8 +133,8 @@ impl Watch {
                     Some(order) => self.obey(order),
                     None => return,
                 },
-                request = next_request(&mut self.timers) => self.request(request),
-                () = until(next) => self.look(&mut inbox).await,
+                Some(request) = OptionFuture::from(self.timers.as_mut().map(TimerFile::next)) => self.request(request),
+                Some(()) = look => self.look(&mut inbox).await,
             }
         }
     }
@@ -216,7 +217,7 @@ impl Watch {
 
     async fn judge(&self, expired: Vec<Expired>) -> Vec<Verdict> {
         let judged = expired.into_iter().map(|expired| self.judge_one(expired));
-        futures::future::join_all(judged).await.into_iter().flatten().collect()
+        join_all(judged).await.into_iter().flatten().collect()
     }
 
     async fn judge_one(&self, Expired { local_rank, pid, cause }: Expired) -> Option<Verdict> {
@@ -264,20 +265,4 @@ fn output(directory: &Path, now: Time) -> Option<Time> {
     };
     let youngest = ["stdout.log", "stderr.log"].into_iter().filter_map(age).min()?;
     Some(now.minus(youngest))
-}
-
-async fn next_request(timers: &mut Option<TimerFile>) -> TimerRequest {
-    match timers {
-        Some(timers) => timers.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn until(at: Option<Time>) {
-    match at {
-        // The sleep is at least a millisecond, so that a deadline that is just about to pass does not cause a busy
-        // loop.
-        Some(at) => tokio::time::sleep(at.since(elastic_store::clock::now()).max(Duration::from_millis(1))).await,
-        None => std::future::pending().await,
-    }
 }
