@@ -99,8 +99,8 @@ pub struct Node {
 
 impl Node {
     /// A node that takes pulses on `listener`, which serves as long as the tokio runtime. With `logs`, whose other end
-    /// gets them, the node takes requests for its workers' output: at most [`logs::READERS`] at once. With `tls` it speaks
-    /// only with those who show a certificate.
+    /// gets them, the node takes requests for its workers' output: at most [`logs::READERS`] at once. With `tls` it
+    /// speaks only with those who show a certificate.
     pub fn new(
         store: Arc<dyn Store>,
         job: JobId,
