@@ -24,6 +24,8 @@ enum Who {
     Two,
 }
 
+const VICTIMS: [Who; 3] = [Who::Worker, Who::Agent, Who::Two];
+
 #[tokio::test]
 #[ignore = "takes a quarter of a minute: make chaos"]
 async fn a_state_that_is_being_sent_when_its_only_holder_dies_comes_back_from_memory() {
@@ -47,11 +49,13 @@ async fn a_state_that_is_being_sent_when_its_only_holder_dies_comes_back_from_me
 }
 
 #[tokio::test]
-async fn a_gpt_outlives_every_kill() {
+async fn a_gpt_outlives_a_kill_in_each_moment() {
     let Some(torch) = Torch::find() else { return };
     let mut scene = Scene::start(&torch, &["gpt"]).await;
     scene.grows().await;
-    scene.every_kill().await;
+    for (number, (phase, who)) in PHASES.into_iter().zip(VICTIMS.into_iter().cycle()).enumerate() {
+        scene.dies(phase, who, number).await;
+    }
     scene.a_node_leaves().await;
     scene.ends_as_undisturbed(&torch, "gpt").await;
 }
@@ -161,7 +165,7 @@ impl Scene {
 
     async fn every_kill(&mut self) {
         for (number, phase) in PHASES.into_iter().enumerate() {
-            for who in [Who::Worker, Who::Agent, Who::Two] {
+            for who in VICTIMS {
                 self.dies(phase, who, number).await;
             }
         }
