@@ -1,8 +1,8 @@
 //! Carries the machines of [`elastic_rendezvous`]: runs their transactions, watches, leases, pulses and timers, and
 //! hands worker commands to the agent. Nothing is decided here.
 //!
-//! One task owns a [`Member`] and, while it leads, a [`Leader`](elastic_rendezvous::Leader). All IO runs next to it and
-//! reports back through one queue, so the machines see one event at a time:
+//! One task owns a [`Member`](elastic_rendezvous::Member) and, while it leads, a [`Leader`](elastic_rendezvous::Leader).
+//! All IO runs next to it and reports back through one queue, so the machines see one event at a time:
 //!
 //! ```text
 //!   store calls ─┐                         ┌─▶ store calls

@@ -41,7 +41,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// In a few words, as [`record`] keeps it.
+    /// In a few words, as `record` keeps it.
     pub(crate) fn result(&self) -> String {
         let mut text = format!("{:.1}", self.pause_s);
         if self.ended != "succeeded" {

@@ -83,7 +83,7 @@ async fn a_convolutional_net_outlives_some_kills_and_all_else() {
     for (number, (phase, who)) in some.into_iter().enumerate() {
         scene.dies(phase, who, number).await;
     }
-    scene.all_else().await;
+    scene.all_else(3 * LEASE).await;
     scene.ends_as_undisturbed(&torch, "conv").await;
 }
 
@@ -116,7 +116,7 @@ async fn outlives_every_death(words: &[&str]) {
     // No one announces it: three come at once.
     scene.grows().await;
     scene.every_kill().await;
-    scene.all_else().await;
+    scene.all_else(Duration::from_secs(30)).await;
     scene.ends_as_undisturbed(&torch, words[0]).await;
 }
 
@@ -171,11 +171,12 @@ impl Scene {
         }
     }
 
-    async fn all_else(&mut self) {
+    /// Faults that kill nothing, and etcd away for this long, twice.
+    async fn all_else(&mut self, away: Duration) {
         self.a_worker_stops().await;
         self.a_node_stops().await;
         self.a_node_leaves().await;
-        self.etcd_is_away().await;
+        self.etcd_is_away(away).await;
     }
 
     async fn dies(&mut self, phase: &str, who: Who, turn: usize) {
@@ -308,21 +309,20 @@ impl Scene {
         self.nothing_was_repeated();
     }
 
-    /// Half a minute without etcd; and again, with a worker that dies meanwhile.
-    async fn etcd_is_away(&mut self) {
-        const AWAY: Duration = Duration::from_secs(30);
+    /// etcd is away for this long; and again, with a worker that dies meanwhile.
+    async fn etcd_is_away(&mut self, time: Duration) {
         let before = self.work(4).await;
         self.job.etcd_mut().kill();
-        self.trains_for(AWAY).await;
+        self.trains_for(time).await;
         self.job.etcd_mut().restart().await;
-        self.trains_for(AWAY / 3).await;
+        self.trains_for(time / 3).await;
         assert_eq!(self.work(4).await, before);
 
         self.job.etcd_mut().kill();
         self.order("last sum", &["b"], &[], "KILL");
         let (at, round) = self.struck(&["b"]).await;
         let begun = Instant::now();
-        eventually("etcd is away for a while", 2 * AWAY, async || (begun.elapsed() >= AWAY).then_some(())).await;
+        eventually("etcd is away for a while", 2 * time, async || (begun.elapsed() >= time).then_some(())).await;
         self.job.etcd_mut().restart().await;
         let away = begun.elapsed();
         let survivors = BTreeSet::from(["a", "c", "d"]);
