@@ -320,7 +320,7 @@ pub enum CertsCommand {
         /// How long they are good for: 365d, 12h; no longer than the authority
         #[arg(long, value_parser = duration, default_value = "365d", value_name = "TIME")]
         valid: Duration,
-        /// Take the place of files that are there, at once for each file: running programs read them within a second
+        /// Replace existing files, each atomically: running programs read the new ones within a second
         #[arg(long)]
         renew: bool,
     },

@@ -31,7 +31,7 @@ async fn is_missed_and_comes_back(job: Job, at: usize, freezes: bool, within: Du
     let second = job.runs_within(2, 2, within).await;
     let others: Vec<&str> = first.nodes().into_iter().filter(|name| *name != node).collect();
     assert_eq!((second.restarts(), second.nodes()), (0, others.clone()));
-    assert!(!first.of(&node).is_alive());
+    assert!(!first.of(&node).is_alive(), "no worker outlives its agent");
 
     if freezes {
         agents[at].signal(Signal::CONT)

@@ -300,7 +300,7 @@ async fn outlives_its_tokens(what: &str, options: EtcdOptions) {
     // Rights that are taken away for a while: who leads says so, and no one is replaced
     let role = "elastic-operator";
     users.etcd.client_of("root", "secret-root").await.user_revoke_role(role, role).await.expect("take the role");
-    coordinator.says("leading is not possible, so no failure is handled: ", LIMIT).await;
+    coordinator.says("cannot lead the job, so no failure is handled: ", LIMIT).await;
     let log = coordinator.output();
     assert!(log.contains("permission denied for user \"elastic-operator\", who needs the right to read"), "{log}");
     users.etcd.client_of("root", "secret-root").await.user_grant_role(role, role).await.expect("give it back");

@@ -286,7 +286,7 @@ impl LeaderDrive {
         let node = node.clone();
         if echo_ms > answers.borrow().answer.map(|answer| answer.sent_ms) {
             // The sender claims to have heard what was not said to it, so it is not that node.
-            tracing::warn!(%node, "a pulse stream in the name of this node is ended: it answers what was not sent on it");
+            tracing::warn!(%node, "closed a pulse stream in this node's name: it echoed a message that was never sent");
             return self.closed(stream);
         }
         let echo = echo_ms.map(Time::from_millis);
@@ -362,7 +362,7 @@ impl LeaderDrive {
             }
             LeaderOutput::Deposed => self.close(),
             LeaderOutput::Broken(error) => {
-                tracing::warn!("leading is not possible: {error}");
+                tracing::warn!("cannot lead the job: {error}");
                 self.broken = Some(error);
                 self.close();
             }

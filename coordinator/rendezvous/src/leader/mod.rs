@@ -359,7 +359,7 @@ impl Leader {
                 if !error.is_transient() {
                     // Only a person can help.
                     pause = RETRY * 10;
-                    self.warn(format!("leading is not possible, so no failure is handled: {error}"), out);
+                    self.warn(format!("cannot lead the job, so no failure is handled: {error}"), out);
                 }
                 self.stage = Stage::Pausing { until: now + pause };
                 self.reload(sealing);

@@ -5,7 +5,7 @@
 //! ELASTIC_SEED=123 cargo test -p elastic-simulation --test simulation replay -- --ignored --nocapture
 //! ```
 //!
-//! A seed that breaks a promise ends as the shortest schedule that still breaks it, see `shrink.rs`.
+//! A seed that breaks a promise ends as a short schedule that still breaks it, see `shrink.rs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 

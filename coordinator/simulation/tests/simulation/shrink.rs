@@ -105,7 +105,7 @@ pub(crate) fn shrink(seed: u64, mutation: Option<Mutation>) -> Shrunk {
     Shrunk { seed, whole: parts.len(), kept, runs, ran: run_edited(seed, mutation, Some(edit), Telling::Kept) }
 }
 
-/// The fewest parts that still fail: none of them can be left out. Drops half of them, then quarters, down to one.
+/// Few parts that still fail. Drops half of them, then quarters, down to single ones.
 fn fewest(mut parts: Vec<Part>, mut fails: impl FnMut(&[Part]) -> bool) -> Vec<Part> {
     let mut chunk = parts.len().max(1);
     loop {
@@ -135,7 +135,7 @@ impl fmt::Display for Shrunk {
         let only: Vec<String> = kept.iter().map(Part::to_string).collect();
         write!(
             f,
-            "\n{}\n\nThe shortest schedule that breaks it, {} of {whole} parts after {runs} runs, in seconds:\n\n{}\n\n\
+            "\n{}\n\nWhat still breaks it, {} of {whole} parts after {runs} runs, in seconds:\n\n{}\n\n\
              Its last events:\n\n{}\n\nTo repeat it: ELASTIC_SEED={seed} ELASTIC_ONLY={} cargo test -p elastic-simulation \
              --test simulation replay -- --ignored --nocapture\nThe whole schedule: the same without ELASTIC_ONLY",
             ran.scenario,
