@@ -53,7 +53,7 @@ fn log_to(lines: std::sync::mpsc::Sender<String>) -> impl tracing::Subscriber + 
 #[doc(hidden)]
 pub mod for_tests {
     pub use crate::cli::{Dialect, Stop, check as check_command_line};
-    pub use crate::guard::{Exit, start as start_guard};
+    pub use crate::guard::{Exit, serve as serve_as_guard, start as start_guard};
     pub use crate::machine::cpus::{CpuSet, allowed as allowed_cpus};
     pub use crate::machine::identity::hostname;
     pub use crate::output::logs::{Console, LogDir, LogNames, LogOptions, Logs, Stdio, WorkerLogs};

@@ -1,4 +1,4 @@
-//! The process `elastic-agent`: reads the command line, forks the guard, sets up the log and the runtime, and runs.
+//! The process `elastic-agent`: reads the command line, starts the guard, sets up the log and the runtime, and runs.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -11,9 +11,12 @@ use crate::cli::{self, AgentLog, Stop, Task};
 use crate::output::logs::Console;
 use crate::{guard, run, spare};
 
-/// The program. Call it first in the process: see [`guard::start`].
+/// The program. Call it first in the process: see [`guard::serve`].
 #[allow(clippy::print_stdout, clippy::print_stderr)]
 pub fn main() -> ExitCode {
+    if let Some(code) = guard::serve() {
+        return code;
+    }
     let task = match cli::from_process() {
         Ok(task) => task,
         Err((stop, dialect)) => {
@@ -42,9 +45,8 @@ fn begin(task: Task) -> anyhow::Result<u8> {
             return carry_out(spare::run(options));
         }
     };
-    // This comes before the first thread, because the guard is a fork of this process.
     let guard = guard::start()?;
-    // This comes after the fork: workers are the guard's children, and keep the limit that they were given.
+    // This comes after the guard's start: workers are its children, and keep the limit that they were given.
     listener::raise_descriptor_limit();
     let console = Console::standard().context("open the console")?;
     set_up_log(&options.log, console.clone());

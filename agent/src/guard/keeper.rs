@@ -14,9 +14,13 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 
 use super::deadline::Deadline;
 use super::exit::Exit;
+use super::helpers;
 use super::kernel::{self, Executable, Step};
-use super::tree;
+use super::tree::{self, Process};
 use super::wire::{self, Channel, GuardRequest, Notice, SpawnRefusal, WorkerId};
+
+/// How often to look whether the parents of helpers that were spared the stop signal still live.
+const ORPHANS: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Serves the agent until it is gone and nothing that it started is left.
 pub(super) fn run(channel: Channel) -> io::Result<()> {
@@ -26,6 +30,7 @@ pub(super) fn run(channel: Channel) -> io::Result<()> {
         keeper.hear();
         keeper.check_deadline();
         keeper.settle_starts();
+        keeper.tell_orphans();
         keeper.reap()?;
         keeper.tell();
     }
@@ -60,6 +65,8 @@ struct Stop {
     signal: Signal,
     /// The groups that got the signal. They get it only once, because a second signal often means "now" to a program.
     groups: BTreeSet<i32>,
+    /// Helpers that did not get it, because their parents may need them to save. They get it when their parent is gone.
+    spared: Vec<Process>,
     strays_told: bool,
 }
 
@@ -113,7 +120,9 @@ impl Keeper {
             interest.set(PollFlags::OUT, !self.outbox.is_empty());
             fds.push(PollFd::new(&self.channel, interest));
         }
-        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None))?;
+        // Nothing wakes the guard when a process dies that is not its child.
+        let limit = self.stop.as_ref().filter(|stop| !stop.spared.is_empty()).map(|_| ORPHANS);
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, limit.as_ref()))?;
         drain(&self.children);
         drain(&self.timer);
         Ok(())
@@ -153,7 +162,10 @@ impl Keeper {
             }
             GuardRequest::Signal { worker, signal } => self.signal(worker, signal),
             GuardRequest::Stop { signal } => self.begin_stop(signal),
-            GuardRequest::Kill => self.kill(),
+            GuardRequest::Kill => {
+                self.kill();
+                self.outbox.push_back(Notice::Killing);
+            }
             GuardRequest::Deadline { until, sent } => {
                 if self.deadline.renew(until.map(|until| Time::ZERO + until), Time::ZERO + sent) {
                     self.kill_by_deadline();
@@ -230,18 +242,31 @@ impl Keeper {
         // The leader is reaped, so its number may name another group by now. The guard searches for the group among its
         // own descendants.
         for process in self.descendants().iter().filter(|p| p.group == worker.pid.as_raw_pid()) {
-            let _ = process.signal(signal);
+            process.tell(signal);
         }
     }
 
     fn begin_stop(&mut self, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return self.kill() };
+        let below = self.descendants();
+        let spared = helpers::spared(&below, signal);
+        let is_spared = |process: &Process| spared.contains(&process.pid.as_raw_pid());
         let mut groups = self.stop.take().map(|stop| stop.groups).unwrap_or_default();
         for worker in self.workers.values().filter(|worker| worker.alive) {
-            signal_group(worker.pid, signal);
-            groups.insert(worker.pid.as_raw_pid());
+            let group = worker.pid.as_raw_pid();
+            groups.insert(group);
+            let members = || below.iter().filter(|process| process.group == group);
+            if members().any(is_spared) {
+                members().filter(|process| !is_spared(process)).for_each(|told| told.tell(signal));
+                // A helper that was stopped could not help.
+                let _ = rustix::process::kill_process_group(worker.pid, Signal::CONT);
+            } else {
+                // At once, so that none is forked unseen meanwhile.
+                signal_group(worker.pid, signal);
+            }
         }
-        self.stop = Some(Stop { signal, groups, strays_told: false });
+        let spared = below.iter().filter(|p| groups.contains(&p.group) && is_spared(p)).cloned().collect();
+        self.stop = Some(Stop { signal, groups, spared, strays_told: false });
         self.tell_strays();
     }
 
@@ -253,9 +278,26 @@ impl Keeper {
         let processes = self.descendants();
         let Some(stop) = self.stop.as_mut().filter(|stop| !stop.strays_told) else { return };
         stop.strays_told = true;
-        for process in processes.iter().filter(|p| !stop.groups.contains(&p.group)) {
-            let _ = process.signal(stop.signal);
+        let spared = helpers::spared(&processes, stop.signal);
+        for process in processes.into_iter().filter(|p| !stop.groups.contains(&p.group)) {
+            if spared.contains(&process.pid.as_raw_pid()) {
+                stop.spared.push(process);
+            } else {
+                process.tell(stop.signal);
+            }
         }
+    }
+
+    /// Helpers that were spared the stop signal get it once their parent is gone.
+    fn tell_orphans(&mut self) {
+        let Some(Stop { signal, spared, .. }) = &mut self.stop else { return };
+        spared.retain(|helper| {
+            let now = Process::read(helper.pid.as_raw_pid()).filter(|now| now.started == helper.started);
+            if now.as_ref().is_some_and(|now| now.parent != helper.parent) {
+                helper.tell(*signal);
+            }
+            now.is_some_and(|now| now.parent == helper.parent)
+        });
     }
 
     fn check_deadline(&mut self) {
@@ -303,7 +345,7 @@ impl Keeper {
         }
     }
 
-    fn descendants(&self) -> Vec<tree::Process> {
+    fn descendants(&self) -> Vec<Process> {
         // Without /proc only the groups can be reached.
         tree::descendants(self.me).unwrap_or_default()
     }

@@ -9,20 +9,12 @@ use std::ptr;
 
 use rustix::process::Pid;
 
-/// Forks this process. Returns `None` in the child.
-///
-/// Refused if the process has several threads, because a child of such a process may find any lock held for ever.
-pub(super) fn fork_alone() -> io::Result<Option<Pid>> {
-    let threads = std::fs::read_dir("/proc/self/task")?.count();
-    if threads != 1 {
-        return Err(io::Error::other(format!("{threads} threads are running already")));
-    }
-    // SAFETY: the process is single-threaded, so the child's copy of memory is consistent.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => Ok(None),
-        pid => Ok(Pid::from_raw(pid)),
-    }
+/// Takes over the descriptor that the agent handed down under this number. It closes when another program is executed.
+pub(super) fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes no pointers. It fails if the descriptor is not open.
+    check(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) })?;
+    // SAFETY: it is open, and nothing else in this process owns it: the caller takes it over once, before all else.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Ends the process at once, without the destructors and exit handlers that belong to the process it was forked from.
@@ -46,14 +38,28 @@ pub(super) fn reset_child_disposition() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Blocks every signal that can be blocked, or none.
-pub(super) fn block_signals(all: bool) -> io::Result<()> {
-    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    let fill = if all { libc::sigfillset } else { libc::sigemptyset };
-    // SAFETY: `fill` initialises the set that sigprocmask then reads.
+/// Calls `f` while this thread blocks every signal that can be blocked. What `f` starts blocks them too.
+pub(super) fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
+    let (mut all, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::<libc::sigset_t>::uninit());
+    // SAFETY: sigfillset initialises the set that is then set, and the first pthread_sigmask the set that the second
+    // sets again. Neither can fail: the operation is known, and the sets are ours.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let result = f();
+    // SAFETY: see above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
+    result
+}
+
+/// Unblocks every signal.
+fn unblock_signals() -> io::Result<()> {
+    let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set that sigprocmask then reads.
     check(unsafe {
-        fill(set.as_mut_ptr());
-        libc::sigprocmask(libc::SIG_SETMASK, set.as_ptr(), ptr::null_mut())
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), ptr::null_mut())
     })
 }
 
@@ -74,9 +80,20 @@ pub(super) fn child_signals() -> io::Result<OwnedFd> {
 pub(super) fn close_others(keep: RawFd) {
     let ranges = [(3, keep.saturating_sub(1)), (keep + 1, RawFd::MAX)];
     for (first, last) in ranges.into_iter().filter(|(first, last)| first <= last) {
-        // SAFETY: called right after the fork, when nothing in this process owns any of these descriptors.
-        // Kernels before 5.9 refuse, which leaves them open.
-        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        // SAFETY: the guard calls this first, when nothing in it owns any of these descriptors.
+        if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } < 0 {
+            // Kernels before 5.9 and some sandboxes have no such call.
+            return close_each_but(keep);
+        }
+    }
+}
+
+fn close_each_but(keep: RawFd) {
+    let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let open: Vec<RawFd> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for number in open.into_iter().filter(|number| *number > 2 && *number != keep) {
+        // SAFETY: as in `close_others`. The descriptor of the listing is closed already, which is no harm.
+        unsafe { libc::close(number) };
     }
 }
 
@@ -103,7 +120,8 @@ impl Executable {
         let arguments = pointers(&self.arguments);
         let variables = pointers(&self.variables);
         let guard = rustix::process::getpid();
-        // SAFETY: the guard is single-threaded.
+        // SAFETY: the child allocates nothing and takes no lock before it executes or exits. (A preloaded library may
+        // have started a thread, and a lock that the thread holds is held for ever in the child.)
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
@@ -193,10 +211,8 @@ fn prepare(guard: Pid, stdout: Option<BorrowedFd<'_>>, stderr: Option<BorrowedFd
         }
     }
     reset_dispositions();
-    block_signals(false)?;
-    // SAFETY: the call only sets flags. Kernels before 5.11 refuse it. What the guard opens is close-on-exec anyway.
-    unsafe { libc::syscall(libc::SYS_close_range, 3, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-    Ok(())
+    // All else that the guard opened is close-on-exec.
+    unblock_signals()
 }
 
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {

@@ -3,46 +3,65 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::path::Path;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 /// A process as /proc shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: Pid,
-    parent: i32,
+    pub(crate) parent: i32,
     /// Process group id.
     pub(crate) group: i32,
     /// Session id.
     pub(crate) session: i32,
     /// One letter: R running, S asleep, D waiting in the kernel, Z dead and not yet reaped, …
     pub(crate) state: char,
-    /// Its program's name, 15 bytes at most.
+    /// Its program's name, 15 bytes at most. These may cut a letter in two.
     pub(crate) name: String,
     /// Clock ticks from boot to its start. This number and the pid together are never used twice.
     pub(crate) started: u64,
+    /// Where its stack begins, which the kernel chooses by chance at each execution. So two processes with the same
+    /// number are forks of one program. 0 if this process may not know it.
+    pub(super) stack: u64,
 }
 
 impl Process {
     /// Reads one process. `None` if it is gone.
-    fn read(pid: i32) -> Option<Process> {
-        parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    pub(super) fn read(pid: i32) -> Option<Process> {
+        parse(&text(format!("/proc/{pid}/stat")).ok()?)
     }
 
     /// Sends a signal to this very process, never to a later process with the same number. It is no error if the
     /// process is gone already.
+    ///
+    /// Kernels before 5.3 and some sandboxes have no pidfds. There a number that is used again between the last two
+    /// calls would be taken for this process.
     pub(crate) fn signal(&self, signal: Signal) -> rustix::io::Result<()> {
-        let handle = match rustix::process::pidfd_open(self.pid, PidfdFlags::empty()) {
-            Err(rustix::io::Errno::SRCH) => return Ok(()),
-            other => other?,
-        };
+        let handle = rustix::process::pidfd_open(self.pid, PidfdFlags::empty());
         // The handle pins the process that holds the number now. It is our process if the start time still agrees.
         if Process::read(self.pid.as_raw_pid()).is_none_or(|now| now.started != self.started) {
             return Ok(());
         }
-        match rustix::process::pidfd_send_signal(&handle, signal) {
-            Err(rustix::io::Errno::SRCH) => Ok(()),
-            other => other,
+        let by_handle = handle.and_then(|handle| rustix::process::pidfd_send_signal(&handle, signal));
+        match by_handle {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(_) => match rustix::process::kill_process(self.pid, signal) {
+                Err(Errno::SRCH) => Ok(()),
+                other => other,
+            },
+        }
+    }
+
+    /// Sends a signal to this very process, and wakes it if it was stopped: else it would see the signal only when
+    /// somebody continues it.
+    pub(super) fn tell(&self, signal: Signal) {
+        // A process of another user's is named once it outlives SIGKILL.
+        let _ = self.signal(signal);
+        if signal != Signal::STOP {
+            let _ = self.signal(Signal::CONT);
         }
     }
 
@@ -50,6 +69,11 @@ impl Process {
     pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
+}
+
+/// Reads a file of /proc. A process's name in it need not be UTF-8.
+pub(crate) fn text(path: impl AsRef<Path>) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
 }
 
 /// A process, `None` if it is gone.
@@ -99,6 +123,7 @@ fn parse(stat: &str) -> Option<Process> {
         state: fields.first()?.chars().next()?,
         name: name.to_owned(),
         started: fields.get(19)?.parse().ok()?,
+        stack: fields.get(25)?.parse().ok()?,
     })
 }
 
@@ -108,11 +133,24 @@ mod tests {
 
     #[test]
     fn a_name_with_parentheses_and_spaces_does_not_confuse_the_parser() {
-        let stat = "42 (a) b (c)) S 7 40 39 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 123456 9 9";
+        let stat = "42 (a) b (c)) S 7 40 39 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 123456 9 9 1 2 3 777 8";
         let process = parse(stat).unwrap();
         assert_eq!((process.pid.as_raw_pid(), process.parent), (42, 7));
         assert_eq!((process.group, process.session, process.state), (40, 39, 'S'));
         assert_eq!((process.name.as_str(), process.started), ("a) b (c)", 123456));
+        assert_eq!(process.stack, 777);
+    }
+
+    #[test]
+    fn a_name_that_is_cut_inside_a_letter_hides_no_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("обучение-модели");
+        std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+        let mut child = std::process::Command::new(&program).arg("60").spawn().unwrap();
+        let process = Process::read(child.id() as i32).expect("the process is seen");
+        assert!(process.name.starts_with("обучени"), "{process:?}");
+        process.signal(Signal::KILL).unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

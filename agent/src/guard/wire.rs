@@ -38,10 +38,10 @@ pub(crate) enum GuardRequest {
     Spawn { worker: WorkerId, arguments: usize, stdout: bool, stderr: bool, cpus: Vec<u64> },
     /// Signal one worker's process group.
     Signal { worker: WorkerId, signal: i32 },
-    /// Signal every worker's group now. When the last worker has exited, signal what the workers left outside their
-    /// groups.
+    /// Signal every worker's group now, without the helpers of who handles the signal. When the last worker has exited,
+    /// signal what the workers left outside their groups.
     Stop { signal: i32 },
-    /// Send SIGKILL to everything.
+    /// Send SIGKILL to everything, and confirm it.
     Kill,
     /// Kill everything at `until`. `sent` tells a renewal in time from a renewal that a frozen agent sends too late.
     Deadline { until: Option<Stamp>, sent: Stamp },
@@ -57,6 +57,8 @@ pub(crate) enum Notice {
     Refused { worker: WorkerId, refusal: SpawnRefusal },
     /// A worker has exited.
     Exited { worker: WorkerId, pid: i32, exit: Exit, at: Stamp },
+    /// Everything was sent SIGKILL, as asked.
+    Killing,
     /// The deadline has passed: everything was sent SIGKILL.
     DeadlinePassed { at: Stamp },
     /// Nothing that any worker started is alive.
@@ -84,6 +86,12 @@ pub(crate) enum SpawnRefusal {
 /// One end of the socket. It never blocks: a full or an empty socket returns `WouldBlock`.
 #[derive(Debug)]
 pub(crate) struct Channel(OwnedFd);
+
+impl From<OwnedFd> for Channel {
+    fn from(socket: OwnedFd) -> Channel {
+        Channel(socket)
+    }
+}
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::guard::tree;
 use crate::machine::cgroups::{self, Version};
 use crate::machine::field;
 
@@ -78,7 +79,7 @@ impl CpuSet {
 /// is not mounted.
 pub fn allowed() -> Option<CpuSet> {
     // sched_getaffinity is not used, because the size of its buffer has to be guessed. This file covers every CPU.
-    field(&fs::read_to_string("/proc/thread-self/status").ok()?, "Cpus_allowed_list")?.parse().ok()
+    field(&tree::text("/proc/thread-self/status").ok()?, "Cpus_allowed_list")?.parse().ok()
 }
 
 /// How many CPUs this process may use at once. This is the number of CPUs that it may run on, or its cgroup's quota in

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::store::participation::Participation;
 use crate::workers::group::Moved;
 use crate::workers::guard_client::Event;
-use crate::workers::lifecycle::{Ahead, WorkersLifecycle, lost, wait};
+use crate::workers::lifecycle::{Ahead, WorkersLifecycle, wait};
 use crate::workers::signals::{Handled, Signals};
 
 fn seed() -> u64 {
@@ -122,9 +122,9 @@ fn carry_out(
             tracing::info!(round, "the other nodes continue without this node until its new workers are warm");
             local.warm_up(Ahead { round, restarts, grace });
         }
-        Command::Stop(grace) => return local.stop(grace).err().map(lost),
-        Command::Kill => return local.stop(Duration::ZERO).err().map(lost),
-        Command::Fence(until) => return local.group.fence(until).err().map(lost),
+        Command::Stop(grace) => local.stop(grace),
+        Command::Kill => local.stop(Duration::ZERO),
+        Command::Fence(until) => local.group.fence(until),
         Command::Leaving(grace) => local.socket.draining(grace),
         Command::Forming(round, reason) => {
             tracing::info!(round, "forming: {reason}");

@@ -6,7 +6,7 @@ use anyhow::Context;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::guard::{Exit, signal_name};
+use crate::guard::{Exit, signal_name, tree};
 use crate::machine::field;
 
 /// torchrun's default.
@@ -61,7 +61,7 @@ pub(crate) fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
 /// The signals to handle if the user named none: torchrun's, without those that this process was started to ignore.
 pub(crate) fn usual() -> Vec<Handled> {
     // Without /proc no signal counts as ignored. The agent then ends a little later, and says why.
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = tree::text("/proc/self/status").unwrap_or_default();
     let ignored = ignored(&status);
     parse(DEFAULT).0.into_iter().filter(|signal| !ignored.contains(&signal.0.as_raw())).collect()
 }

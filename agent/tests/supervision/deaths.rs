@@ -12,10 +12,13 @@ use rustix::process::{Pid, Signal};
 use crate::scene::{self, Agent, Scene, gone};
 
 pub(crate) fn scenes() -> Vec<Scene> {
-    let mut scenes = crate::scenes![part: agent_with_strays_and_a_port, agent_with_a_deadline];
+    let mut scenes = crate::scenes![part: agent_with_strays_and_a_port, agent_with_a_deadline, process_1];
     scenes.extend(crate::scenes![alone:
         a_guard_that_is_killed_takes_its_workers_and_strays_along_and_the_agent_hears_of_it,
-        a_guard_that_is_frozen_is_an_error_and_blocks_nobody,
+        a_guard_that_is_frozen_for_a_while_blocks_nobody_and_loses_no_request,
+        a_frozen_guard_that_confirms_no_kill_is_killed_with_all_below_it,
+        a_frozen_guard_that_lets_its_deadline_pass_is_killed_with_all_below_it,
+        a_frozen_guard_does_not_hold_up_the_end,
     ]);
     scenes
 }
@@ -32,6 +35,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         test("an_agent_that_crashes_leaves_nothing", || dies_and_leaves_nothing(Signal::ABORT)),
         test("workers_die_with_the_guard_even_when_the_agent_is_frozen", workers_die_with_the_guard),
         test("a_frozen_agents_workers_end_at_the_deadline", a_frozen_agents_workers_end_at_the_deadline),
+        test("an_agent_that_is_process_1_reaps_what_it_inherits", an_agent_that_is_process_1_reaps_what_it_inherits),
     ]
 }
 
@@ -119,7 +123,7 @@ fn dies_and_leaves_nothing(signal: Signal) {
 
 async fn agent_with_a_deadline(mut agent: Agent) {
     let deadline = elastic_store::clock::now() + Duration::from_secs(1);
-    agent.guard.set_deadline(Some(deadline)).unwrap();
+    agent.guard.set_deadline(Some(deadline));
     let pid = agent.spawn(0, "exec sleep 1000 >/dev/null").await;
     println!("{pid}");
     // The outer test stops this process here, and continues it when the worker is gone.
@@ -174,16 +178,89 @@ async fn a_guard_that_is_killed_takes_its_workers_and_strays_along_and_the_agent
     assert!(matches!(refused, SpawnError::GuardClient(GuardClientError::GuardLost)));
 }
 
-async fn a_guard_that_is_frozen_is_an_error_and_blocks_nobody(mut agent: Agent) {
+async fn a_guard_that_is_frozen_for_a_while_blocks_nobody_and_loses_no_request(mut agent: Agent) {
     let guard = Pid::from_raw(agent.guard_pid).unwrap();
     rustix::process::kill_process(guard, Signal::STOP).unwrap();
-    let error = (0..100_000).find_map(|_| agent.guard.set_deadline(None).err()).expect("a full socket");
-    assert!(matches!(error, GuardClientError::GuardStuck(pid) if pid == guard.as_raw_pid()), "{error}");
+    let later = |seconds| Some(elastic_store::clock::now() + Duration::from_secs(seconds));
+    for n in 0..10_000 {
+        agent.guard.set_deadline(later(100 + n));
+    }
+    for rank in 0..50 {
+        let spec = agent.script(rank, "exit 0");
+        agent.guard.begin_spawn(spec).unwrap();
+    }
     // The guard continues where it was stopped.
     rustix::process::kill_process(guard, Signal::CONT).unwrap();
-    while agent.guard.set_deadline(None).is_err() {
-        tokio::task::yield_now().await;
+    let mut started = 0;
+    while started < 50 {
+        started += u32::from(matches!(agent.next_event().await, Event::Started { .. }));
     }
-    agent.spawn(0, "exit 0").await;
-    assert!(agent.exited().await.exit.success());
+}
+
+/// A worker that ignores SIGTERM, with a child and a process in a session of its own. Its guard is frozen.
+async fn frozen(agent: &mut Agent) -> [i32; 3] {
+    let worker =
+        agent.spawn(0, "trap '' TERM; sleep 1000 & echo $! > child; (setsid sleep 1000 & echo $! > stray); wait").await;
+    let below = [worker, agent.pid_in("child").await, agent.pid_in("stray").await];
+    rustix::process::kill_process(Pid::from_raw(agent.guard_pid).unwrap(), Signal::STOP).unwrap();
+    below
+}
+
+async fn a_frozen_guard_that_confirms_no_kill_is_killed_with_all_below_it(mut agent: Agent) {
+    let below = frozen(&mut agent).await;
+    let start = Instant::now();
+    agent.guard.begin_stop(Signal::KILL, Duration::ZERO);
+    let Event::GuardLost { cause, survivors } = agent.next_event().await else { panic!("the guard is lost") };
+    println!("kill to the end of a frozen guard: {:?}", start.elapsed());
+    assert!(cause.contains("did not confirm") && cause.contains("state T"), "{cause}");
+    assert_eq!(survivors, [""; 0]);
+    assert!(below.into_iter().all(gone));
+    assert_eq!(agent.next_event().await, Event::Stopped, "only now is nothing left");
+    agent.guard.begin_stop(Signal::TERM, Duration::from_secs(60));
+    assert_eq!(agent.next_event().await, Event::Stopped, "what is known stays known");
+}
+
+async fn a_frozen_guard_that_lets_its_deadline_pass_is_killed_with_all_below_it(mut agent: Agent) {
+    agent.guard.set_deadline(Some(elastic_store::clock::now() + Duration::from_secs(1)));
+    let below = frozen(&mut agent).await;
+    let Event::GuardLost { survivors, .. } = agent.next_event().await else { panic!("the guard is lost") };
+    assert_eq!(survivors, [""; 0]);
+    assert!(below.into_iter().all(gone));
+    // A stop that is asked for later is over at once.
+    agent.guard.begin_stop(Signal::TERM, Duration::from_secs(60));
+    assert_eq!(agent.next_event().await, Event::Stopped);
+}
+
+async fn a_frozen_guard_does_not_hold_up_the_end(mut agent: Agent) {
+    let below = frozen(&mut agent).await;
+    let guard = agent.guard_pid;
+    agent.guard.close().await;
+    assert!(gone(guard) && below.into_iter().all(gone));
+}
+
+async fn process_1(_agent: Agent) {
+    assert_eq!(std::process::id(), 1);
+    let mut orphans = Vec::new();
+    for _ in 0..3 {
+        let shell = std::process::Command::new("sh").args(["-c", "sleep 0.1 >/dev/null & echo $!"]).output().unwrap();
+        orphans.push(String::from_utf8(shell.stdout).unwrap().trim().parse().unwrap());
+    }
+    while !orphans.iter().copied().all(gone) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // What the agent waits for itself is not taken away from it.
+    for _ in 0..20 {
+        let ended = tokio::process::Command::new("sh").args(["-c", "sleep 0.02; exit 3"]).status().await.unwrap();
+        assert_eq!(ended.code(), Some(3));
+    }
+}
+
+fn an_agent_that_is_process_1_reaps_what_it_inherits() {
+    let mut unshare = std::process::Command::new("unshare");
+    unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    if !rustix::process::geteuid().is_root() {
+        unshare.args(["--user", "--map-root-user"]);
+    }
+    let ended = unshare.arg(std::env::current_exe().unwrap()).env(scene::NAME, "process_1").status().unwrap();
+    assert!(ended.success(), "{ended}");
 }

@@ -5,6 +5,7 @@
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod deaths;
+mod deny;
 mod output;
 mod scene;
 mod starts;
@@ -13,7 +14,9 @@ mod stops;
 use libtest_mimic::{Arguments, Trial};
 
 fn main() -> std::process::ExitCode {
-    // As in a real agent, the guard is forked before anything else.
+    if let Some(code) = elastic_agent::for_tests::serve_as_guard() {
+        return code;
+    }
     if let Some(name) = std::env::var_os(scene::NAME) {
         return scene::play(&name.to_string_lossy());
     }
@@ -21,5 +24,6 @@ fn main() -> std::process::ExitCode {
     let mut trials: Vec<Trial> =
         scene::all().into_iter().filter(|scene| scene.alone).map(scene::Scene::trial).collect();
     trials.extend(deaths::trials());
+    trials.extend(deny::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
 }

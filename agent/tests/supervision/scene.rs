@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::future::Future;
 use std::io::{BufRead, BufReader, Lines};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use elastic_agent::for_tests::{self, Event, Exited, GuardClient, GuardClientError, SpawnError, WorkerSpec};
 use libtest_mimic::Trial;
 use rustix::process::Signal;
+
+use crate::deny;
 
 /// Environment variable that names the scene to play.
 pub(crate) const NAME: &str = "SUPERVISION_SCENE";
@@ -64,22 +66,28 @@ pub(crate) struct Agent {
     /// Events that came while another one was waited for.
     pub(crate) earlier: VecDeque<Event>,
     pub(crate) directory: tempfile::TempDir,
+    /// A file that this process holds open as if it had been started with it.
+    pub(crate) inherited: PathBuf,
     /// When `main` began.
     pub(crate) began: Instant,
-    /// How long forking the guard took.
-    pub(crate) fork: Duration,
+    /// How long starting the guard took.
+    pub(crate) guards_start: Duration,
 }
 
 pub(crate) fn play(name: &str) -> ExitCode {
     let began = Instant::now();
+    deny::as_told();
+    let inherited = tempfile::NamedTempFile::new().unwrap();
+    rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
     let guard = for_tests::start_guard().unwrap();
     let guard_pid = only_child();
-    let fork = began.elapsed();
+    let guards_start = began.elapsed();
     let scene = all().into_iter().find(|scene| scene.name == name).expect("a scene of this name");
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let guard = GuardClient::new(guard).unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let agent = Agent { guard, guard_pid, earlier: VecDeque::new(), directory, began, fork };
+        let (earlier, inherited) = (VecDeque::new(), inherited.path().to_owned());
+        let agent = Agent { guard, guard_pid, earlier, directory, inherited, began, guards_start };
         tokio::time::timeout(Duration::from_secs(60), (scene.play)(agent))
             .await
             .expect("the scene ends within a minute");
@@ -87,14 +95,14 @@ pub(crate) fn play(name: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The process that this one has forked.
+/// The process that this one has started.
 fn only_child() -> i32 {
     let me = std::process::id();
     let children = std::fs::read_to_string(format!("/proc/{me}/task/{me}/children")).unwrap();
     children.trim().parse().expect("one child")
 }
 
-fn command(name: &str) -> Command {
+pub(crate) fn command(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(NAME, name);
     command
@@ -134,7 +142,7 @@ impl Agent {
 
     /// Stops everything, and waits until nothing is left.
     pub(crate) async fn stop_all(&mut self, signal: Signal, grace: Duration) -> Result<(), GuardClientError> {
-        self.guard.begin_stop(signal, grace)?;
+        self.guard.begin_stop(signal, grace);
         loop {
             match self.guard.next_event().await {
                 Event::Stopped => return Ok(()),

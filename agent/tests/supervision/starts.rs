@@ -19,6 +19,8 @@ pub(crate) fn scenes() -> Vec<Scene> {
         what_is_too_large_is_explained_and_what_is_large_works,
         a_passed_deadline_kills_and_refuses_until_it_is_moved,
         a_deadline_moved_in_time_does_nothing,
+        hundreds_of_workers_start_at_once,
+        a_guard_keeps_nothing_that_the_agent_was_started_with,
         start_up_is_quick_and_the_guard_small,
         closing_ends_everything_and_the_guard,
     ]
@@ -145,7 +147,7 @@ async fn what_is_too_large_is_explained_and_what_is_large_works(mut agent: Agent
 
 async fn a_passed_deadline_kills_and_refuses_until_it_is_moved(mut agent: Agent) {
     let deadline = elastic_store::clock::now() + Duration::from_secs(1);
-    agent.guard.set_deadline(Some(deadline)).unwrap();
+    agent.guard.set_deadline(Some(deadline));
     agent.spawn(0, "trap '' TERM; (setsid sleep 1000 & echo $! > $DIR/stray); while :; do sleep 1; done").await;
     let Event::DeadlineKilled { at } = agent.next_event().await else { panic!("killed by the deadline") };
     println!("killed {:?} after the deadline", at - deadline);
@@ -157,16 +159,43 @@ async fn a_passed_deadline_kills_and_refuses_until_it_is_moved(mut agent: Agent)
     let spec = agent.script(0, "exit 0");
     assert!(matches!(agent.start(spec).await, Err(SpawnError::DeadlinePassed)));
     // With a new deadline, workers start again.
-    agent.guard.set_deadline(Some(elastic_store::clock::now() + Duration::from_secs(60))).unwrap();
+    agent.guard.set_deadline(Some(elastic_store::clock::now() + Duration::from_secs(60)));
     agent.spawn(0, "exit 0").await;
     assert!(agent.exited().await.exit.success());
 }
 
 async fn a_deadline_moved_in_time_does_nothing(mut agent: Agent) {
-    agent.guard.set_deadline(Some(elastic_store::clock::now() + Duration::from_secs(1))).unwrap();
+    agent.guard.set_deadline(Some(elastic_store::clock::now() + Duration::from_secs(1)));
     agent.spawn(0, "sleep 1.2").await;
-    agent.guard.set_deadline(Some(elastic_store::clock::now() + Duration::from_secs(60))).unwrap();
+    agent.guard.set_deadline(Some(elastic_store::clock::now() + Duration::from_secs(60)));
     assert!(agent.exited().await.exit.success());
+}
+
+async fn hundreds_of_workers_start_at_once(mut agent: Agent) {
+    const MANY: u32 = 600;
+    for rank in 0..MANY {
+        let spec = agent.script(rank, "exit 7");
+        agent.guard.begin_spawn(spec).unwrap();
+    }
+    let (mut started, mut exited) = (0, 0);
+    while (started, exited) != (MANY, MANY) {
+        match agent.next_event().await {
+            Event::Started { .. } => started += 1,
+            Event::Exited(end) if end.exit == Exit::Code(7) => exited += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+async fn a_guard_keeps_nothing_that_the_agent_was_started_with(agent: Agent) {
+    let holds = || {
+        let held = std::fs::read_dir(format!("/proc/{}/fd", agent.guard_pid)).unwrap();
+        held.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|file| file == agent.inherited))
+    };
+    // It may have just begun.
+    while holds() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
 }
 
 async fn start_up_is_quick_and_the_guard_small(mut agent: Agent) {
@@ -180,7 +209,7 @@ async fn start_up_is_quick_and_the_guard_small(mut agent: Agent) {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
     };
     let (rss, own) = (field("VmRSS"), field("RssAnon"));
-    println!("fork of the guard {:?}, first spawn {first:?}, main to first worker {since_main:?}", agent.fork);
+    println!("start of the guard {:?}, first spawn {first:?}, main to first worker {since_main:?}", agent.guards_start);
     println!("guard: RSS {rss} KiB, of which its own {own} KiB, threads {}", field("Threads"));
     assert_eq!(field("Threads"), 1);
     assert!(own < 2048);

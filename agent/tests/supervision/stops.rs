@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use elastic_agent::for_tests::{Event, Exit};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use crate::scene::{Agent, Scene, gone};
 
@@ -22,6 +22,11 @@ pub(crate) fn scenes() -> Vec<Scene> {
         strays_that_ignore_the_signal_are_killed_after_the_grace,
         a_child_that_outlives_its_shell_keeps_the_grace_and_hears_one_signal,
         a_stopped_process_is_woken_to_hear_the_signal,
+        a_stopped_orphan_is_woken_to_hear_the_signal,
+        helpers_of_a_python_that_saves_are_spared_the_signal,
+        the_signal_reaches_a_script_below_whatever_started_it,
+        helpers_that_outlive_their_parent_get_the_signal,
+        what_succeeded_workers_left_has_time_to_end_and_is_named,
         a_signal_to_one_worker_reaches_its_group_alone,
         a_signal_reaches_the_group_of_a_worker_that_has_died,
         a_stop_of_nothing_is_done,
@@ -58,7 +63,7 @@ async fn a_later_stop_shortens_the_grace(mut agent: Agent) {
     agent.spawn(0, "trap '' TERM; echo > $DIR/ready; while :; do sleep 1; done").await;
     agent.line_in("ready").await;
     let start = Instant::now();
-    agent.guard.begin_stop(Signal::TERM, LONG).unwrap();
+    agent.guard.begin_stop(Signal::TERM, LONG);
     agent.stop_all(Signal::TERM, Duration::from_millis(100)).await.unwrap();
     assert!(start.elapsed() < SOON);
 }
@@ -66,8 +71,8 @@ async fn a_later_stop_shortens_the_grace(mut agent: Agent) {
 async fn a_zero_grace_kills_at_once(mut agent: Agent) {
     agent.spawn(0, "trap '' TERM; echo > $DIR/ready; while :; do sleep 1; done").await;
     agent.line_in("ready").await;
-    agent.guard.begin_stop(Signal::TERM, LONG).unwrap();
-    agent.guard.begin_stop(Signal::TERM, Duration::ZERO).unwrap();
+    agent.guard.begin_stop(Signal::TERM, LONG);
+    agent.guard.begin_stop(Signal::TERM, Duration::ZERO);
     assert_eq!(agent.exited().await.exit.number(), -9);
     assert_eq!(agent.next_event().await, Event::Stopped);
 }
@@ -112,7 +117,7 @@ async fn a_child_that_outlives_its_shell_keeps_the_grace_and_hears_one_signal(mu
 
 async fn a_stopped_process_is_woken_to_hear_the_signal(mut agent: Agent) {
     let pid = agent.spawn(0, "exec sleep 1000").await;
-    agent.guard.signal(0, Signal::STOP).unwrap();
+    agent.guard.signal(0, Signal::STOP);
     while !std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ") {
         tokio::task::yield_now().await;
     }
@@ -122,11 +127,130 @@ async fn a_stopped_process_is_woken_to_hear_the_signal(mut agent: Agent) {
     assert_eq!(agent.exited().await.exit.number(), -15);
 }
 
+async fn a_stopped_orphan_is_woken_to_hear_the_signal(mut agent: Agent) {
+    let orphan = "trap 'exit 0' TERM; echo $$ > stray; while :; do sleep 0.01; done";
+    agent.spawn(0, &format!("(setsid sh -c \"{}\" &); exec sleep 1000", orphan.replace('$', "\\$"))).await;
+    let stray = agent.pid_in("stray").await;
+    rustix::process::kill_process(Pid::from_raw(stray).unwrap(), Signal::STOP).unwrap();
+    let start = Instant::now();
+    agent.stop_all(Signal::TERM, LONG).await.unwrap();
+    assert!(start.elapsed() < SOON);
+    assert!(gone(stray));
+}
+
+/// Saves its shards with a pool of processes when it gets SIGTERM. Its argument names how the pool starts them.
+const POOL: &str = r#"
+import multiprocessing, os, signal, sys, time
+from concurrent.futures import ProcessPoolExecutor
+
+told = []
+
+def shard(number):
+    time.sleep(0.05)
+    with open(f"{os.environ['DIR']}/shards", "a") as file:
+        file.write(f"{number}\n")
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(sys.argv[1])) as pool:
+        list(pool.map(abs, range(8)))
+        signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+        with open(f"{os.environ['DIR']}/ready", "a") as file:
+            file.write("\n")
+        while not told:
+            time.sleep(0.02)
+        list(pool.map(shard, range(4)))
+    with open(f"{os.environ['DIR']}/saved", "a") as file:
+        file.write("saved\n")
+"#;
+
+/// Runs `script` as a worker in a folder with `pool.py`, stops it when it is ready, and checks that all was saved.
+async fn saves(agent: &mut Agent, script: &str) {
+    std::fs::write(agent.directory.path().join("pool.py"), POOL).unwrap();
+    for file in ["ready", "shards", "saved"] {
+        let _ = std::fs::remove_file(agent.directory.path().join(file));
+    }
+    agent.spawn(0, script).await;
+    agent.line_in("ready").await;
+    let start = Instant::now();
+    agent.stop_all(Signal::TERM, LONG).await.unwrap();
+    assert!(start.elapsed() < LONG, "{script}: ended by the grace");
+    let mut shards: Vec<String> = agent.read("shards").lines().map(str::to_owned).collect();
+    shards.sort();
+    assert_eq!(
+        (shards, agent.read("saved")),
+        (["0", "1", "2", "3"].map(str::to_owned).to_vec(), "saved\n".to_owned()),
+        "{script}"
+    );
+    agent.earlier.clear();
+}
+
+async fn helpers_of_a_python_that_saves_are_spared_the_signal(mut agent: Agent) {
+    for kind in ["fork", "spawn", "forkserver"] {
+        saves(&mut agent, &format!("exec python3 pool.py {kind}")).await;
+    }
+}
+
+async fn the_signal_reaches_a_script_below_whatever_started_it(mut agent: Agent) {
+    for wrapper in [
+        "bash -c 'python3 pool.py fork | cat > log; echo'",
+        "bash -c 'trap \"echo caught >> caught\" TERM; python3 pool.py fork & wait; wait'",
+        "bash -c 'trap : TERM; (python3 pool.py spawn; echo) & wait; wait'",
+        "bash -c 'trap : TERM; (trap : TERM; python3 pool.py fork; echo) & wait; wait'",
+        "sh -c 'python3 pool.py fork; echo'",
+        "python3 -c 'import signal, subprocess, sys\nsignal.signal(signal.SIGTERM, lambda *_: None)\n\
+         subprocess.run([sys.executable, \"pool.py\", \"fork\"])'",
+    ] {
+        saves(&mut agent, wrapper).await;
+    }
+}
+
+async fn helpers_that_outlive_their_parent_get_the_signal(mut agent: Agent) {
+    // Both handle the signal. The parent ends of it, and its helper would wait for ever.
+    let script = r#"exec python3 -c '
+import os, signal, time
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+child = os.fork() == 0
+open(os.environ["DIR"] + ("/child" if child else "/ready"), "w").write("\n")
+while not heard:
+    time.sleep(0.02)
+open(os.environ["DIR"] + ("/heard" if child else "/saved"), "w").write(f"{time.monotonic()}\n")
+'"#;
+    agent.spawn(0, script).await;
+    agent.line_in("ready").await;
+    agent.line_in("child").await;
+    let start = Instant::now();
+    agent.stop_all(Signal::TERM, LONG).await.unwrap();
+    assert!(start.elapsed() < SOON);
+    let at = |file: &str| agent.read(file).trim().parse::<f64>().unwrap();
+    assert!(at("saved") < at("heard"));
+}
+
+async fn what_succeeded_workers_left_has_time_to_end_and_is_named(mut agent: Agent) {
+    // An upload that would die of the signal.
+    agent.spawn(0, "setsid sh -c 'echo $$ > pid; sleep 1; echo > uploaded' & exit 0").await;
+    let upload = agent.pid_in("pid").await;
+    assert!(agent.exited().await.exit.success());
+    agent.guard.begin_end(LONG, Signal::TERM, LONG);
+    let Event::Left { processes, .. } = agent.next_event().await else { panic!("what was left is named") };
+    assert!(processes.contains(&upload), "{processes:?}");
+    assert_eq!(agent.next_event().await, Event::Stopped);
+    assert_eq!(agent.read("uploaded"), "\n");
+    // What does not end gets the signal.
+    agent.spawn(0, "setsid sleep 1000 & echo $! > stray; exit 0").await;
+    let stray = agent.pid_in("stray").await;
+    assert!(agent.exited().await.exit.success());
+    agent.guard.begin_end(Duration::from_millis(500), Signal::TERM, LONG);
+    assert!(matches!(agent.next_event().await, Event::Left { .. }));
+    assert_eq!(agent.next_event().await, Event::Stopped);
+    assert!(gone(stray));
+}
+
 async fn a_signal_to_one_worker_reaches_its_group_alone(mut agent: Agent) {
     agent.spawn(0, "sleep 1000 & echo $! > $DIR/child; wait").await;
     let other = agent.spawn(1, "exec sleep 1000").await;
     let child = agent.pid_in("child").await;
-    agent.guard.signal(0, Signal::KILL).unwrap();
+    agent.guard.signal(0, Signal::KILL);
     assert_eq!(agent.exited().await.local_rank, 0);
     assert!(!gone(other));
     while !gone(child) {
@@ -140,7 +264,7 @@ async fn a_signal_reaches_the_group_of_a_worker_that_has_died(mut agent: Agent) 
     assert_eq!(agent.exited().await.exit, Exit::Code(3));
     let child = agent.pid_in("child").await;
     assert!(!gone(child));
-    agent.guard.signal(0, Signal::KILL).unwrap();
+    agent.guard.signal(0, Signal::KILL);
     while !gone(child) {
         tokio::task::yield_now().await;
     }
@@ -158,7 +282,7 @@ async fn workers_can_start_again_after_a_stop(mut agent: Agent) {
     for round in 0..20 {
         let pid = agent.spawn(0, "exec sleep 1000").await;
         let refused = {
-            agent.guard.begin_stop(Signal::TERM, LONG).unwrap();
+            agent.guard.begin_stop(Signal::TERM, LONG);
             let spec = agent.script(1, "exit 0");
             agent.start(spec).await
         };

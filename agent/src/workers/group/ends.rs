@@ -20,6 +20,9 @@ use crate::workers::socket::WorkerSocket;
 /// A program that ends so soon has hardly got beyond what each start does.
 const START: Duration = Duration::from_secs(60);
 
+/// The most characters of a command line in the log.
+const COMMAND: usize = 120;
+
 impl LocalGroup {
     /// The node lost its workers. This is a change of membership, not a failure of the workers.
     pub(super) fn lost(&self, message: String) -> GroupReport {
@@ -124,4 +127,27 @@ impl LocalGroup {
         let (at_start, host) = (at.since(worker.since) < START, Some(self.setup.host.clone()));
         Some(worker.failure(local_rank, Failure { at_start, at_ms: Some(at_ms), host, ..judge(&evidence) }))
     }
+}
+
+/// Says which processes the workers left when they succeeded.
+pub(super) async fn name_left(pids: Vec<i32>, patience: Duration) {
+    // Reading a command line waits for a lock that a process may hold while it waits for a disk.
+    let read = move || pids.into_iter().filter_map(described).collect::<Vec<_>>();
+    let left = tokio::time::timeout(LAST_LINES, tokio::task::spawn_blocking(read)).await;
+    let left = left.ok().and_then(Result::ok).unwrap_or_else(|| vec!["they cannot be read".to_owned()]);
+    if !left.is_empty() {
+        tracing::warn!(
+            "the workers have succeeded, and processes that they started are still there: {}. They have {patience:.0?} \
+             to end, and are then stopped. Work that the job must wait for belongs into the worker's own process",
+            left.join(", ")
+        );
+    }
+}
+
+/// A process with its command line. `None` if it is gone.
+fn described(pid: i32) -> Option<String> {
+    let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words = String::from_utf8_lossy(&command).trim_end_matches('\0').replace('\0', " ");
+    let shown: String = words.chars().take(COMMAND).collect();
+    (!shown.is_empty()).then(|| format!("pid {pid} ({})", shown.escape_debug()))
 }

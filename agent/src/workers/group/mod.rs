@@ -258,9 +258,7 @@ impl LocalGroup {
         let message = format!("the worker hangs: {}", verdict.message);
         tracing::warn!(round = self.round, rank = worker.rank, pid = worker.pid, "{message}");
         let failure = worker.failure(verdict.local_rank, Failure::new(FailureClass::Own, message));
-        if let Err(error) = self.guard.signal(verdict.local_rank, verdict.signal) {
-            tracing::warn!(%error, "cannot end a worker that hangs");
-        }
+        self.guard.signal(verdict.local_rank, verdict.signal);
         Some(self.failed(failure))
     }
 
@@ -361,10 +359,8 @@ impl LocalGroup {
     /// ended them with the rest.
     fn end_remains(&mut self, planned: &[Planned]) {
         for Planned { local_rank, .. } in planned {
-            if !self.workers.is_empty()
-                && let Err(error) = self.guard.signal(*local_rank, Signal::KILL)
-            {
-                tracing::warn!(%error, local_rank, "cannot end the processes that a dead worker left");
+            if !self.workers.is_empty() {
+                self.guard.signal(*local_rank, Signal::KILL);
             }
         }
     }
@@ -413,20 +409,29 @@ impl LocalGroup {
     }
 
     /// Begins to stop all workers. [`GroupReport::Stopped`] comes from [`LocalGroup::moved`] when no process is left.
-    pub(crate) fn stop(&mut self, grace: Duration) -> Result<(), GuardClientError> {
+    ///
+    /// Workers that have all succeeded may have left processes that still work, such as an upload. Half of the grace is
+    /// for these to end by themselves, unless `in_haste`.
+    pub(crate) fn stop(&mut self, grace: Duration, in_haste: bool) {
         self.step(Input::Stop);
         (self.opening, self.held) = (None, None);
         let signal = if grace.is_zero() { Signal::KILL } else { self.leaving.unwrap_or(Signal::TERM) };
-        self.guard.begin_stop(signal, grace)
+        let succeeded = |worker: &WorkerProcess| worker.exit.is_some_and(Exit::success);
+        let all_done = self.workers.len() == self.setup.slots as usize && self.workers.values().all(succeeded);
+        if all_done && !in_haste && !grace.is_zero() && self.leaving.is_none() {
+            self.guard.begin_end(grace / 2, signal, grace / 2);
+        } else {
+            self.guard.begin_stop(signal, grace);
+        }
     }
 
     /// Sets the time after which the guard kills the workers.
-    pub(crate) fn fence(&mut self, until: Option<Time>) -> Result<(), GuardClientError> {
+    pub(crate) fn fence(&mut self, until: Option<Time>) {
         self.state.send_if_modified(|state| {
             state.fence = until;
             false
         });
-        self.guard.set_deadline(until)
+        self.guard.set_deadline(until);
     }
 
     /// Waits for the next event of the workers. Never ends. The wait may be cancelled.
@@ -459,6 +464,10 @@ impl LocalGroup {
                 Some(GroupReport::Stopped { master: self.master.offer() })
             }
             Event::Stopped => None,
+            Event::Left { processes, patience } => {
+                ends::name_left(processes, patience).await;
+                None
+            }
             Event::DeadlineKilled { .. } => {
                 let message = "its workers were killed at the fence point: the round could not be proven in time";
                 tracing::error!("{message}");

@@ -17,10 +17,7 @@ pub enum GuardClientError {
     /// The guard has ended. [`Event::GuardLost`](super::Event::GuardLost) tells how.
     #[error("the guard process is gone, and with it every worker; start the agent again")]
     GuardLost,
-    /// The guard lives but does not read.
-    #[error("the guard process (pid {0}) takes no requests: continue it if it was stopped, or end the agent")]
-    GuardStuck(i32),
-    /// The connection to the guard failed in another way.
+    /// Its socket cannot be watched.
     #[error("cannot reach the guard process: {0}")]
     Connection(io::Error),
 }
@@ -98,7 +95,6 @@ impl SpawnError {
         match self {
             SpawnError::NoRoom(_) => true,
             SpawnError::Directory(_, cause) | SpawnError::Other(_, cause) => is_shortage(cause.raw_os_error()),
-            SpawnError::GuardClient(GuardClientError::Connection(cause)) => is_shortage(cause.raw_os_error()),
             _ => false,
         }
     }

@@ -2,17 +2,21 @@
 //! What an end means is decided in `group.rs`.
 //!
 //! A driver holds one [`GuardClient`] and waits for [`GuardClient::next_event`] beside its other sources. Every method
-//! may be cancelled. Nothing here runs at intervals: the guard reports, and the only timer is the grace of a stop.
+//! may be cancelled. Nothing here runs at intervals: the guard reports. Timers are the grace of a stop, and the time in
+//! which the guard must confirm a kill.
 
+mod adopted;
+mod confirmation;
 mod error;
 mod orphans;
+mod requests;
 mod watch;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::future;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,6 +25,7 @@ use futures::future::OptionFuture;
 use rustix::process::{Pid, Signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::guard::wire::{self, Channel, GuardRequest, Notice, WorkerId};
@@ -32,7 +37,12 @@ pub(crate) use error::Refused;
 pub use error::{GuardClientError, SpawnError};
 pub(crate) use watch::readable;
 
+use confirmation::Confirmation;
 use error::SpawnAttempt;
+use requests::Requests;
+
+/// How long what succeeded workers left may take to end, before it is named.
+const LEFT_NOTICE: Duration = Duration::from_millis(300);
 
 /// A process that still lives this long after SIGKILL is reported.
 const SURVIVOR_NOTICE: Duration = Duration::from_secs(5);
@@ -91,14 +101,22 @@ pub enum Event {
         /// When the guard acted.
         at: Time,
     },
-    /// Nothing is left that any worker started. This follows a stop or a passed deadline.
+    /// Nothing is left that any worker started. This follows a stop or a passed deadline. It also follows the loss of
+    /// the guard, if a stop was begun.
     Stopped,
+    /// The workers are gone, and these processes that they started are not.
+    Left {
+        /// Their process ids.
+        processes: Vec<i32>,
+        /// How long they have until they get the stop signal.
+        patience: Duration,
+    },
     /// Some processes still live five seconds after SIGKILL. They wait in the kernel, or now belong to another user.
     Survivors {
         /// Each is written as `pid 4711 (python3, state D)`.
         processes: Vec<String>,
     },
-    /// The guard has ended before the agent. Its workers are dead, and nothing can be started any more.
+    /// The guard has ended before the agent, or was killed because it was frozen. Nothing can be started any more.
     GuardLost {
         /// How it ended.
         cause: String,
@@ -121,13 +139,23 @@ pub struct GuardClient {
     /// Whether some process below the guard may be alive.
     populated: bool,
     stopping: Option<Stopping>,
+    confirmation: Confirmation,
+    /// What reaps orphans, if this is process 1.
+    _reaper: JoinSet<()>,
 }
 
 #[derive(Debug)]
 enum Link {
-    Up(AsyncFd<Channel>),
-    /// The guard has ended, and its orphans are not ended yet.
-    Broken,
+    Up {
+        socket: AsyncFd<Channel>,
+        /// Requests that the socket has no room for.
+        requests: Requests,
+    },
+    /// The guard has ended, or was killed. What is left is ended until this time, and then named.
+    Broken { until: Instant, cause: Option<String> },
+    /// Something is left, and was named.
+    Haunted,
+    /// Nothing is left.
     Down,
 }
 
@@ -139,6 +167,9 @@ struct Stopping {
 
 #[derive(Debug, Clone, Copy)]
 enum StopPhase {
+    /// The workers have succeeded. What they left gets the stop signal at `until`, and SIGKILL `grace` later. It is
+    /// named at `name_at`.
+    Left { name_at: Option<Instant>, until: Instant, grace: Duration },
     /// SIGKILL is sent at this time.
     Grace(Instant),
     /// SIGKILL was sent. Survivors are named at this time.
@@ -150,16 +181,23 @@ enum StopPhase {
 impl GuardClient {
     /// Takes over the guard. Must be called within a tokio runtime.
     pub fn new(guard: Guard) -> Result<GuardClient, GuardClientError> {
-        let socket = watch::readable(guard.channel).map_err(GuardClientError::Connection)?;
+        let both = Interest::READABLE | Interest::WRITABLE;
+        let socket = watch::registered(guard.channel, both).map_err(GuardClientError::Connection)?;
+        let mut reaper = JoinSet::new();
+        if rustix::process::getpid().is_init() {
+            reaper.spawn(adopted::reap(guard.pid));
+        }
         Ok(GuardClient {
             guard: guard.pid,
-            link: Link::Up(socket),
+            link: Link::Up { socket, requests: Requests::new() },
             next_id: 0,
             workers: BTreeMap::new(),
             asked: BTreeMap::new(),
             events: VecDeque::new(),
             populated: false,
             stopping: None,
+            confirmation: Confirmation::default(),
+            _reaper: reaper,
         })
     }
 
@@ -169,6 +207,7 @@ impl GuardClient {
         if self.stopping.is_some() {
             return Err(SpawnError::Stopping);
         }
+        let Link::Up { .. } = self.link else { return Err(GuardClientError::GuardLost.into()) };
         let asked = SpawnAttempt::new(&spec)?;
         let worker = WorkerId(self.next_id);
         self.next_id += 1;
@@ -181,13 +220,9 @@ impl GuardClient {
         });
         let strings = [cwd.into_os_string()].into_iter().chain(argv).chain(variables);
         let body = wire::write_body(strings).map_err(SpawnError::NoRoom)?;
-        let descriptors: Vec<_> = [Some(&body), stdio.stdout.as_ref(), stdio.stderr.as_ref()]
-            .into_iter()
-            .flatten()
-            .map(AsFd::as_fd)
-            .collect();
         let (stdout, stderr) = (stdio.stdout.is_some(), stdio.stderr.is_some());
-        self.send(&GuardRequest::Spawn { worker, arguments, stdout, stderr, cpus: cpus.mask() }, &descriptors)?;
+        let descriptors = [Some(body), stdio.stdout, stdio.stderr].into_iter().flatten().collect();
+        self.send(GuardRequest::Spawn { worker, arguments, stdout, stderr, cpus: cpus.mask() }, descriptors);
         self.workers.insert(worker, local_rank);
         self.asked.insert(worker, asked);
         Ok(())
@@ -220,115 +255,194 @@ impl GuardClient {
     /// Signals the process group of one worker: the worker that was last started with this local rank. The group is
     /// signalled even if the worker has exited and left other processes in it. If there is no such worker, nothing
     /// happens.
-    pub fn signal(&mut self, local_rank: u32, signal: Signal) -> Result<(), GuardClientError> {
+    pub fn signal(&mut self, local_rank: u32, signal: Signal) {
         let worker = self.workers.iter().rev().find(|(_, rank)| **rank == local_rank).map(|(id, _)| *id);
-        match worker {
-            Some(worker) => self.send(&GuardRequest::Signal { worker, signal: signal.as_raw() }, &[]),
-            None => Ok(()),
+        if let Some(worker) = worker {
+            self.send(GuardRequest::Signal { worker, signal: signal.as_raw() }, Vec::new());
         }
     }
 
-    /// Begins to stop everything. Sends `signal` to the workers' process groups. Once the last worker has exited, also
-    /// sends it to the processes that the workers left outside their groups. After `grace`, sends SIGKILL to whatever
-    /// is left. If the grace is zero, kills at once. [`Event::Stopped`] comes as soon as nothing is left. A later call
-    /// can shorten the grace, but not lengthen it.
-    pub fn begin_stop(&mut self, signal: Signal, grace: Duration) -> Result<(), GuardClientError> {
-        if !self.populated && self.asked.is_empty() {
+    /// Begins to stop everything. Sends `signal` to the workers' process groups, without helpers of programs that handle
+    /// it. Once the last worker has exited, also sends it to the processes that the workers left outside their groups.
+    /// After `grace`, sends SIGKILL to whatever is left. If the grace is zero, kills at once. [`Event::Stopped`] comes as
+    /// soon as nothing is left. A later call can shorten the grace, but not lengthen it.
+    pub fn begin_stop(&mut self, signal: Signal, grace: Duration) {
+        if !self.may_be_populated() {
             if self.stopping.is_none() {
                 self.events.push_back(Event::Stopped);
             }
-            return Ok(());
+            return;
         }
-        let told = self.stopping.as_ref().map(|stopping| (stopping.signal, stopping.phase));
-        match told {
-            Some((_, StopPhase::Killed(_) | StopPhase::Named)) => return Ok(()),
+        let phase = self.stopping.as_ref().map(|stopping| (stopping.signal, stopping.phase));
+        match phase {
+            Some((_, StopPhase::Killed(_) | StopPhase::Named)) => return,
             _ if grace.is_zero() => return self.kill(signal),
-            Some((before, _)) if before == signal => {}
-            _ => self.send(&GuardRequest::Stop { signal: signal.as_raw() }, &[])?,
+            Some((before, StopPhase::Grace(_))) if before == signal => {}
+            _ => self.send(GuardRequest::Stop { signal: signal.as_raw() }, Vec::new()),
         }
         let mut kill_at = Instant::now() + grace;
-        if let Some((_, StopPhase::Grace(before))) = told {
+        if let Some((_, StopPhase::Grace(before))) = phase {
             kill_at = kill_at.min(before);
         }
         self.stopping = Some(Stopping { signal, phase: StopPhase::Grace(kill_at) });
-        Ok(())
+    }
+
+    /// Begins to end what workers left that have succeeded. It has `patience` to end by itself, and is then stopped as
+    /// by [`GuardClient::begin_stop`]. [`Event::Left`] names it. [`Event::Stopped`] comes as soon as nothing is left.
+    pub fn begin_end(&mut self, patience: Duration, signal: Signal, grace: Duration) {
+        if !self.may_be_populated() || self.stopping.is_some() {
+            return self.begin_stop(signal, grace);
+        }
+        let (name_at, until) = (Instant::now() + LEFT_NOTICE, Instant::now() + patience);
+        let phase = StopPhase::Left { name_at: Some(name_at.min(until)), until, grace };
+        self.stopping = Some(Stopping { signal, phase });
+    }
+
+    fn may_be_populated(&self) -> bool {
+        self.populated || !self.asked.is_empty()
     }
 
     /// Sets the time at which the guard kills everything, unless a later call moves it. `None`: never.
-    pub fn set_deadline(&mut self, until: Option<Time>) -> Result<(), GuardClientError> {
-        let (until, sent) = (until.map(|until| until.as_duration()), elastic_store::clock::now().as_duration());
-        self.send(&GuardRequest::Deadline { until, sent }, &[])
+    pub fn set_deadline(&mut self, until: Option<Time>) {
+        let now = elastic_store::clock::now();
+        self.confirmation.fence(now, until, self.may_be_populated());
+        let (until, sent) = (until.map(|until| until.as_duration()), now.as_duration());
+        self.send(GuardRequest::Deadline { until, sent }, Vec::new());
     }
 
     /// Makes the guard keep a duplicate of this descriptor open until the agent and everything below it are gone. This
-    /// is meant for listening sockets and lock files.
-    pub fn hold(&mut self, descriptor: impl AsFd) -> Result<(), GuardClientError> {
-        self.send(&GuardRequest::Hold, &[descriptor.as_fd()])
+    /// is meant for listening sockets and lock files. Fails if this process has no room for the duplicate.
+    pub fn hold(&mut self, descriptor: impl AsFd) -> io::Result<()> {
+        let duplicate = descriptor.as_fd().try_clone_to_owned()?;
+        self.send(GuardRequest::Hold, vec![duplicate]);
+        Ok(())
     }
 
     /// Ends everything at once and waits until the guard has ended.
     pub async fn close(mut self) {
-        if let Link::Up(socket) = &self.link
-            && socket.get_ref().finish().is_ok()
-        {
-            while let Link::Up(socket) = &self.link {
-                if !matches!(receive(socket).await, Ok(Some(_))) {
-                    self.link = Link::Down;
-                }
-            }
-            orphans::wait_for(self.guard).await;
+        if let Link::Up { socket, requests } = &mut self.link {
+            *requests = Requests::new();
+            requests.send(socket.get_ref(), GuardRequest::Kill, Vec::new());
+            // If this fails, the guard is gone, and the link ends too.
+            let _ = socket.get_ref().finish();
+            self.confirmation.ask(elastic_store::clock::now());
+        }
+        while let Link::Up { .. } = self.link {
+            self.turn().await;
+        }
+        match self.link {
+            // It has ended by itself, after everything else.
+            Link::Broken { until, cause: None } => drop(orphans::end_of(self.guard, until).await),
+            _ => self.clear_orphans().await,
         }
     }
 
-    fn kill(&mut self, signal: Signal) -> Result<(), GuardClientError> {
-        self.send(&GuardRequest::Kill, &[])?;
+    fn kill(&mut self, signal: Signal) {
+        self.send(GuardRequest::Kill, Vec::new());
+        self.confirmation.ask(elastic_store::clock::now());
         self.stopping = Some(Stopping { signal, phase: StopPhase::Killed(Instant::now() + SURVIVOR_NOTICE) });
-        Ok(())
     }
 
-    fn send(
-        &self,
-        request: &GuardRequest,
-        descriptors: &[std::os::fd::BorrowedFd<'_>],
-    ) -> Result<(), GuardClientError> {
-        let Link::Up(socket) = &self.link else { return Err(GuardClientError::GuardLost) };
-        socket.get_ref().send(request, descriptors).map_err(|e| match e.kind() {
-            io::ErrorKind::WouldBlock => GuardClientError::GuardStuck(self.guard.as_raw_pid()),
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => GuardClientError::GuardLost,
-            _ => GuardClientError::Connection(e),
-        })
+    /// Without the guard this does nothing: its loss ends everything, and is reported.
+    fn send(&mut self, request: GuardRequest, descriptors: Vec<OwnedFd>) {
+        if let Link::Up { socket, requests } = &mut self.link {
+            requests.send(socket.get_ref(), request, descriptors);
+        }
     }
 
-    /// Waits for one report of the guard or for the end of a grace, and handles it.
+    /// Waits for one report of the guard or for a time at which something is due, and handles it.
     async fn turn(&mut self) {
-        let socket = match &self.link {
-            Link::Up(socket) => socket,
-            Link::Broken => return self.clear_orphans().await,
+        let now = elastic_store::clock::now();
+        let look_at = self.confirmation.wake_at(now, self.may_be_populated());
+        let look_at = look_at.map(|at| Instant::now() + at.since(now));
+        let (socket, requests) = match &mut self.link {
+            Link::Up { socket, requests } => (&*socket, requests),
+            Link::Broken { .. } => return self.clear_orphans().await,
+            Link::Haunted => {
+                orphans::end_all().await;
+                self.link = Link::Down;
+                self.nothing_is_left();
+                return;
+            }
             Link::Down => return future::pending().await,
         };
-        let phase = self.stopping.as_ref().map(|stopping| stopping.phase);
-        let wake_at = match phase {
+        let due = match self.stopping.as_ref().map(|stopping| stopping.phase) {
+            Some(StopPhase::Left { name_at: Some(at), .. } | StopPhase::Left { until: at, .. }) => Some(at),
             Some(StopPhase::Grace(at) | StopPhase::Killed(at)) => Some(at),
-            _ => None,
+            Some(StopPhase::Named) | None => None,
         };
+        let waits = !requests.is_empty();
         tokio::select! {
             biased;
             report = receive(socket) => match report {
                 Ok(Some(report)) => self.take_in(report),
-                Ok(None) | Err(_) => self.link = Link::Broken,
+                Ok(None) | Err(_) => self.lose_guard(None),
             },
-            Some(()) = OptionFuture::from(wake_at.map(tokio::time::sleep_until)) => match phase {
-                // If the guard cannot be reached, its socket has ended, and the next turn sees that.
-                Some(StopPhase::Grace(_)) => {
-                    let signal = self.stopping.as_ref().map_or(Signal::KILL, |stopping| stopping.signal);
-                    if let Err(error) = self.kill(signal) {
-                        tracing::error!(%error, "cannot kill the workers whose grace is over");
-                        self.stopping = Some(Stopping { signal, phase: StopPhase::Named });
-                    }
+            () = requests.pass_on(socket), if waits => {}
+            Some(()) = OptionFuture::from(look_at.map(tokio::time::sleep_until)) => {
+                if self.confirmation.look(elastic_store::clock::now(), self.may_be_populated()) {
+                    self.kill_guard();
                 }
-                _ => self.name_survivors(),
-            },
+            }
+            Some(()) = OptionFuture::from(due.map(tokio::time::sleep_until)) => self.stop_further(),
         }
+    }
+
+    /// Takes the step of a stop that is due.
+    fn stop_further(&mut self) {
+        let Some(Stopping { signal, phase }) = &mut self.stopping else { return };
+        let signal = *signal;
+        match phase {
+            StopPhase::Left { name_at: name_at @ Some(_), until, .. } => {
+                *name_at = None;
+                let patience = until.saturating_duration_since(Instant::now());
+                let processes = self.left().iter().map(|process| process.pid.as_raw_pid()).collect();
+                self.events.push_back(Event::Left { processes, patience });
+            }
+            StopPhase::Left { grace, .. } => {
+                let grace = *grace;
+                self.begin_stop(signal, grace);
+            }
+            StopPhase::Grace(_) => {
+                let left = orphans::describe(&self.left());
+                if !left.is_empty() {
+                    tracing::warn!("killing what the stop signal has not ended in its time: {}", left.join(", "));
+                }
+                self.kill(signal);
+            }
+            StopPhase::Killed(_) | StopPhase::Named => {
+                *phase = StopPhase::Named;
+                let processes = orphans::describe(&self.left());
+                self.events.push_back(Event::Survivors { processes });
+            }
+        }
+    }
+
+    /// The living processes below the guard.
+    fn left(&self) -> Vec<tree::Process> {
+        let below = tree::descendants(self.guard).unwrap_or_default();
+        below.into_iter().filter(|process| !process.is_zombie()).collect()
+    }
+
+    /// The guard did not confirm a kill. Its end ends the workers.
+    fn kill_guard(&mut self) {
+        let pid = self.guard.as_raw_pid();
+        let state = tree::process(self.guard).map_or('?', |guard| guard.state);
+        let cause = format!(
+            "it did not confirm for a second that it kills the workers, so this agent killed it (pid {pid}, which was in \
+             state {state}; T: stopped by a signal)"
+        );
+        // It is this process's child and not reaped, so its number is its own.
+        let _ = rustix::process::kill_process(self.guard, Signal::KILL);
+        // The kernel may hold it up. No process of another user's can be ended here.
+        for process in self.left() {
+            let _ = process.signal(Signal::KILL);
+        }
+        self.lose_guard(Some(cause));
+    }
+
+    fn lose_guard(&mut self, cause: Option<String>) {
+        self.link = Link::Broken { until: Instant::now() + orphans::PATIENCE, cause };
     }
 
     fn take_in(&mut self, report: Notice) {
@@ -353,40 +467,47 @@ impl GuardClient {
                     self.events.push_back(Event::Exited(Exited { local_rank, pid, exit, at }));
                 }
             }
+            Notice::Killing => self.confirmation.confirmed(elastic_store::clock::now()),
             Notice::DeadlinePassed { at } => {
+                self.confirmation.confirmed(elastic_store::clock::now());
                 self.events.push_back(Event::DeadlineKilled { at: Time::ZERO + at });
                 let phase = StopPhase::Killed(Instant::now() + SURVIVOR_NOTICE);
                 self.stopping = Some(Stopping { signal: Signal::KILL, phase });
             }
             Notice::TreeGone => {
-                self.populated = false;
                 self.workers.retain(|worker, _| self.asked.contains_key(worker));
-                self.check_stopped();
+                self.confirmation.gone();
+                self.nothing_is_left();
             }
         }
     }
 
+    fn nothing_is_left(&mut self) {
+        self.populated = false;
+        self.check_stopped();
+    }
+
     fn check_stopped(&mut self) {
-        if !self.populated && self.asked.is_empty() && self.stopping.take().is_some() {
+        if !self.may_be_populated() && self.stopping.take().is_some() {
             self.events.push_back(Event::Stopped);
         }
     }
 
-    fn name_survivors(&mut self) {
-        if let Some(stopping) = &mut self.stopping {
-            stopping.phase = StopPhase::Named;
-        }
-        let processes = orphans::describe(&tree::descendants(self.guard).unwrap_or_default());
-        self.events.push_back(Event::Survivors { processes });
-    }
-
+    /// Ends what the guard left. Only when nothing is left can a stop be over.
     async fn clear_orphans(&mut self) {
-        let (cause, survivors) = orphans::clear(self.guard).await;
-        self.link = Link::Down;
-        self.populated = false;
-        self.stopping = None;
+        let Link::Broken { until, cause } = &mut self.link else { return };
+        let ended = orphans::end_of(self.guard, *until).await;
+        let cause = cause.get_or_insert(ended).clone();
+        let survivors = orphans::clear(*until).await;
         self.asked.clear();
-        self.events.push_back(Event::GuardLost { cause, survivors });
+        self.events.push_back(Event::GuardLost { cause, survivors: survivors.clone() });
+        if survivors.is_empty() {
+            self.link = Link::Down;
+            self.nothing_is_left();
+        } else {
+            // They may be a worker's.
+            (self.link, self.populated) = (Link::Haunted, true);
+        }
     }
 }
 

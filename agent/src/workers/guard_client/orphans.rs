@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
+use tokio::time::{Instant, timeout_at};
 
 use crate::guard::Exit;
 use crate::guard::tree::{self, Process};
@@ -11,34 +12,43 @@ use crate::guard::tree::{self, Process};
 use super::watch;
 
 /// How long to wait for processes that survive SIGKILL.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reaps the guard, then ends all processes that its workers left. Returns how the guard ended, and which processes
-/// survive.
-pub(super) async fn clear(guard: Pid) -> (String, Vec<String>) {
-    let cause = match wait_for(guard).await {
-        Some(exit) => format!("the guard process (pid {}) ended by {exit}", guard.as_raw_pid()),
-        None => format!("the guard process (pid {}) is gone", guard.as_raw_pid()),
-    };
-    let cleared = tokio::time::timeout(PATIENCE, async {
-        loop {
-            let strays = strays();
-            if strays.is_empty() {
-                return;
-            }
-            for stray in &strays {
-                // A process that may not be signalled is found again and named in the end.
-                let _ = stray.signal(Signal::KILL);
-            }
-            for stray in &strays {
-                wait_for(stray.pid).await;
-            }
-            // A dead process whose parent is also dying stays listed until this agent inherits it.
-            tokio::task::yield_now().await;
+/// How often to look at a process that the kernel gives no handle of.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Waits for the guard's end until this time, and returns how it ended.
+pub(super) async fn end_of(guard: Pid, until: Instant) -> String {
+    let pid = guard.as_raw_pid();
+    match timeout_at(until, wait_for(guard)).await {
+        Ok(Some(exit)) => format!("the guard process (pid {pid}) ended by {exit}"),
+        Ok(None) => format!("the guard process (pid {pid}) is gone"),
+        Err(_) => format!("the guard process (pid {pid}) is broken, and lives after SIGKILL"),
+    }
+}
+
+/// Ends all processes that the workers left. Returns those that live at `until`.
+pub(super) async fn clear(until: Instant) -> Vec<String> {
+    if timeout_at(until, end_all()).await.is_ok() { Vec::new() } else { describe(&strays()) }
+}
+
+/// Ends all processes that the workers left, however long this takes.
+pub(super) async fn end_all() {
+    loop {
+        let strays = strays();
+        if strays.is_empty() {
+            return;
         }
-    });
-    let survivors = if cleared.await.is_ok() { Vec::new() } else { describe(&strays()) };
-    (cause, survivors)
+        for stray in &strays {
+            // A process that may not be signalled is found again and named in the end.
+            let _ = stray.signal(Signal::KILL);
+        }
+        for stray in &strays {
+            wait_for(stray.pid).await;
+        }
+        // A dead process whose parent is also dying stays listed until this agent inherits it.
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Processes that workers started and that are now below the agent. Workers have sessions of their own, and a process
@@ -54,10 +64,14 @@ fn strays() -> Vec<Process> {
 /// Waits until a process is dead, and reaps it if it is our child. `None` if it is not our child, or if it was already
 /// gone.
 pub(super) async fn wait_for(pid: Pid) -> Option<Exit> {
-    if let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)
-        && let Ok(handle) = watch::readable(handle)
-    {
-        let _ = handle.readable().await;
+    match rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).map(watch::readable) {
+        Ok(Ok(handle)) => drop(handle.readable().await),
+        // An old kernel or a sandbox has no pidfds.
+        _ => {
+            while tree::process(pid).is_some_and(|process| !process.is_zombie()) {
+                tokio::time::sleep(LOOK).await;
+            }
+        }
     }
     match rustix::process::waitpid(Some(pid), WaitOptions::NOHANG) {
         Ok(Some((_, status))) => Exit::from_wait(status),

@@ -16,6 +16,11 @@ impl Owner for Channel {}
 
 /// Registers a descriptor for readability.
 pub(crate) fn readable<T: Owner>(owner: T) -> io::Result<AsyncFd<T>> {
+    registered(owner, Interest::READABLE)
+}
+
+/// Registers a descriptor.
+pub(super) fn registered<T: Owner>(owner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
     // SAFETY: an `Owner` keeps its descriptor open and unchanged until it is dropped.
-    unsafe { AsyncFd::register_with_interest(owner, Interest::READABLE) }.map_err(io::Error::from)
+    unsafe { AsyncFd::register_with_interest(owner, interest) }.map_err(io::Error::from)
 }

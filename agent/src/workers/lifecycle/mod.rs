@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::workers::final_save::{self, FinalSave};
 use crate::workers::gpu_holders::GpuHolders;
 use crate::workers::group::{LocalGroup, Moved};
-use crate::workers::guard_client::{Event, GuardClientError};
+use crate::workers::guard_client::Event;
 use crate::workers::socket::{Awareness, WorkerSocket};
 use crate::workers::watchdog::Watchdog;
 
@@ -125,12 +125,6 @@ fn rest(living: &[Awareness], overdue: bool) -> Rest {
         false if overdue => Rest::Stop,
         false => Rest::Wait,
     }
-}
-
-/// The guard is lost, and with it all workers.
-pub(crate) fn lost(error: GuardClientError) -> GroupReport {
-    tracing::error!(%error, "cannot reach the workers");
-    GroupReport::Stopped { master: None }
 }
 
 /// What waits until GPUs are free.
@@ -333,7 +327,8 @@ impl WorkersLifecycle {
                 if overdue && !resting.quiesce.is_zero() {
                     tracing::warn!("a worker did not quiesce within quiesce_timeout: stopping all workers");
                 }
-                self.stop(left).err().map(lost)
+                self.stop(left);
+                None
             }
         }
     }
@@ -348,7 +343,8 @@ impl WorkersLifecycle {
             }
             Warmth::Cold(why) => {
                 tracing::warn!("the workers cannot warm up: {why}; they will start in their round");
-                self.stop(grace).err().map(lost)
+                self.stop(grace);
+                None
             }
         }
     }
@@ -374,10 +370,11 @@ impl WorkersLifecycle {
     }
 
     /// Begins to stop all workers, and gives up a start that waits. See [`LocalGroup::stop`].
-    pub(crate) fn stop(&mut self, grace: Duration) -> Result<(), GuardClientError> {
+    pub(crate) fn stop(&mut self, grace: Duration) {
         self.phase.turn(Phase::Settled);
         self.watchdog.end();
-        self.group.stop(grace)
+        // A round that forms waits for this.
+        self.group.stop(grace, self.forming.is_some());
     }
 }
 

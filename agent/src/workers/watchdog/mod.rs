@@ -178,7 +178,7 @@ impl Watch {
         if self.deadlines.wants_samples(now) {
             for (local_rank, pid) in self.deadlines.workers().collect::<Vec<_>>() {
                 // If the process is gone, the guard will report it.
-                let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+                let status = tree::text(format!("/proc/{pid}/status")).unwrap_or_default();
                 if let Some(sample) = Sample::parse(&status) {
                     self.deadlines.sampled(now, local_rank, sample);
                 }

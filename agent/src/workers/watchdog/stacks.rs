@@ -157,7 +157,7 @@ fn threads(pid: i32) -> Vec<Thread> {
 
 fn thread(pid: i32, id: i32) -> Thread {
     // `cmdline`, `environ` and `maps` are not read, because reading them takes a lock that a stuck process may hold.
-    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/task/{id}/{name}")).unwrap_or_default();
+    let read = |name: &str| tree::text(format!("/proc/{pid}/task/{id}/{name}")).unwrap_or_default();
     let status = read("status");
     let (name, state) = (field(&status, "Name").unwrap_or("?"), field(&status, "State").unwrap_or("?"));
     let wait = read("wchan");
