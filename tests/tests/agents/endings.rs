@@ -90,3 +90,17 @@ async fn too_few_nodes_for_too_long_end_the_job() {
     assert!(a.output().contains("the job has failed: "), "{}", a.output());
     job.none_is_left(AT_ONCE).await;
 }
+
+#[tokio::test]
+async fn what_succeeded_workers_left_is_named_and_may_end_by_itself() {
+    let script = "setsid sh -c 'sleep 1; touch \"$0/uploaded\"' \"$0\" & exit 0";
+    let job = Job::met_by(&["--standalone"], "1").flag("--shutdown-timeout=60");
+    let folder = job.path("").display().to_string();
+    let job = job.program(["sh", "-c", script, &folder]);
+    let mut agent = job.start("a");
+    assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
+    assert!(job.path("uploaded").exists(), "{}", agent.output());
+    let said = agent.output();
+    let named = said.lines().find(|line| line.contains("still there: pid"));
+    assert!(named.is_some_and(|line| line.contains("(sh -c sleep 1; touch")), "{said}");
+}

@@ -160,3 +160,33 @@ async fn stays_for(job: &Job, round: &Round, time: Duration) {
     })
     .await;
 }
+
+/// The guard of this agent.
+fn guard_of(agent: &Agent) -> u32 {
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", agent.pid())).unwrap();
+    let is_guard = |pid: &&str| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name == "elastic-guard\n"
+    };
+    children.split_whitespace().find(is_guard).expect("its guard").parse().unwrap()
+}
+
+#[tokio::test]
+async fn no_round_begins_beside_workers_whose_guard_is_frozen() {
+    // Nothing within this lease is the lease's end.
+    let job = Job::on_etcd("1:2").await.prompt().flag("--max-restarts=1");
+    let (mut a, mut b) = (job.start("a"), job.start("b"));
+    let first = job.runs(1, 2).await;
+    // When a guard is frozen, and a worker of the other node fails
+    send(guard_of(&a), Signal::STOP);
+    first.of("b").exit(1);
+    // then the next round begins once the frozen guard's worker is ended. (The job checks that no rounds overlap.)
+    let second = job.runs(2, 1).await;
+    assert_eq!(second.nodes(), ["b"]);
+    assert!(!first.of("a").is_alive());
+    assert_ne!(a.exit(LIMIT).await, 0);
+    let said = a.output();
+    assert!(said.contains("did not confirm for a second"), "{said}");
+    second.exit(0);
+    assert_eq!(b.exit(LIMIT).await, 0, "{}", b.output());
+}

@@ -147,3 +147,25 @@ async fn in_an_environment_that_is_not_activated_its_python_runs_the_workers() {
         assert_eq!(PathBuf::from(activated), other.at("bin/python"), "another one is activated");
     }
 }
+
+#[tokio::test]
+async fn a_preloaded_library_may_start_a_thread() {
+    let job = Job::met_by(&["--standalone"], "1");
+    let source = r#"
+#include <pthread.h>
+#include <unistd.h>
+static void *idle(void *nothing) { for (;;) pause(); return nothing; }
+__attribute__((constructor)) static void begin(void) { pthread_t thread; pthread_create(&thread, 0, idle, 0); }
+"#;
+    job.write("thread.c", source);
+    let library = job.path("thread.so");
+    compile_library(&job.path("thread.c"), &library, &["-pthread"]);
+    let job = job.env("LD_PRELOAD", library);
+    let mut agent = job.start("a");
+    let round = job.runs(1, 1).await;
+    // The guard has that thread too, and sees ends nevertheless.
+    round.workers[0].kill();
+    agent.signal(Signal::TERM);
+    assert_ne!(agent.exit(LIMIT).await, 0);
+    job.none_is_left(LIMIT).await;
+}
