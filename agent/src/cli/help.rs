@@ -138,8 +138,8 @@ pub(super) const HEALTH_PORT: &str = "Serve health over HTTP: /live, /ready, /me
 pub(super) const MONITOR_INTERVAL: &str = "Accepted because torchrun has it, and ignored: the agent does not poll, and \
      learns of exits and changes at once";
 pub(super) const MODULE: &str = "Run PROGRAM as a Python module, like python -m";
-pub(super) const NO_PYTHON: &str = "Run PROGRAM directly. Without this flag, $PYTHON_EXEC runs it, else \
-     $VIRTUAL_ENV/bin/python, else the first python3 or python on PATH";
+pub(super) const NO_PYTHON: &str = "Run PROGRAM directly. Without this flag, $PYTHON_EXEC runs it, else the \
+     Python of the environment that the agent is installed in, else the first python3 or python on PATH";
 pub(super) const RUN_PATH: &str = "Run PROGRAM by Python's runpy.run_path, as __main__";
 pub(super) const USE_ENV: &str = "Do not pass --local-rank; the script reads LOCAL_RANK";
 pub(super) const START_METHOD: &str = "Accepted because torchrun has it, and ignored: the agent starts every worker as a \

@@ -337,6 +337,8 @@ fn begin(file: &JobFile, host: &str) -> anyhow::Result<Child> {
     let mut command = Command::new(&program);
     // A process group of its own: a terminal's Ctrl-C reaches this process, which passes it on once.
     command.process_group(0).envs(file.environment.iter().map(|(name, value)| (name, value)));
+    // Called by the same word as this process, it finds the same Python.
+    command.arg0(std::env::args_os().next().unwrap_or_default());
     if file.options.node_name.is_none() {
         command.args(["--node-name", host]);
     }

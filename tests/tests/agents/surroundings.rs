@@ -144,6 +144,13 @@ async fn in_an_environment_that_is_not_activated_its_python_runs_the_workers() {
         assert_eq!(venv.python(other.at("agent"), &[]).await, own.to_str().unwrap(), "by a link from elsewhere");
 
         let activated = venv.python(venv.at("bin/elastic-agent"), &[("VIRTUAL_ENV", other.at(""))]).await;
-        assert_eq!(PathBuf::from(activated), other.at("bin/python"), "another one is activated");
+        assert_eq!(PathBuf::from(activated), own, "as torchrun does there, also when another one is activated");
+
+        // Installed as a tool, with a link on PATH and no packages for scripts
+        std::fs::remove_dir(venv.at("lib/python3/site-packages/torch")).unwrap();
+        let linked = venv.python(other.at("agent"), &[("VIRTUAL_ENV", other.at(""))]).await;
+        let python = if mark == "conda-meta" { own } else { other.at("bin/python") };
+        assert_eq!(PathBuf::from(linked), python, "{mark}");
     }
 }
+        std::fs::create_dir_all(dir.path().join("lib/python3/site-packages/torch")).unwrap();
