@@ -57,8 +57,8 @@ Exit codes: 0 the job succeeded, 1 this node could not take part or its store wa
 pub(super) const NNODES: &str = "Number of nodes: one number, or MIN:MAX [default: 1]";
 pub(super) const NPROC: &str = "Workers on this node: a number; one for each visible NVIDIA GPU (gpu), each CPU that \
      affinity and cgroup allow (cpu), or each Intel GPU (xpu); gpu if there are any and else cpu (auto) [default: 1]";
-pub(super) const NODE_NAME: &str = "This node's name. Two agents of a job cannot share one [default: the host's name; \
-     further agents on the same host add -2, -3, …]";
+pub(super) const NODE_NAME: &str = "This node's name. Two agents of a job cannot share one [default: the host's name and a \
+     code of this machine or container; further agents on it add -2, -3, …]";
 pub(super) const ROLE: &str = "Name of this node's group of workers, used for ROLE_NAME, ROLE_RANK and log prefixes \
      [default: default]";
 pub(super) const NUMA_BINDING: &str = "Bind each worker to CPUs near its GPU (the visible GPU whose index is its \

@@ -20,7 +20,6 @@ mod tests;
 mod values;
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 
 use elastic_rendezvous::job::{JobId, Spec};
 use tracing::Level;
@@ -34,6 +33,7 @@ use crate::workers::WorkersOptions;
 use crate::workers::signals::{self, Handled};
 use crate::workers::watchdog::WatchOptions;
 
+pub(crate) use checks::HealthPort;
 pub use dialect::Dialect;
 pub use error::Stop;
 pub(crate) use error::UsageError;
@@ -71,8 +71,8 @@ pub(crate) struct Options {
     pub preflight: PreflightOptions,
     /// The hangs to watch for.
     pub watch: WatchOptions,
-    /// The address at which health is served over HTTP.
-    pub health: Option<SocketAddr>,
+    /// Where health is served over HTTP.
+    pub health: Option<HealthPort>,
     /// Signals that make the agent leave, if the user named them.
     pub signals: Option<Vec<Handled>>,
     pub log: AgentLog,

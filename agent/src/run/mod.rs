@@ -28,7 +28,7 @@ use elastic_store::Store;
 use elastic_store::tls::MutualTls;
 use tokio::sync::mpsc;
 
-use crate::cli::{Dialect, Options};
+use crate::cli::{Dialect, HealthPort, Options};
 use crate::guard::Guard;
 use crate::machine::address::Advertised;
 use crate::machine::gpu_watch::GpuWatch;
@@ -88,8 +88,11 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     // This comes before all that may take a while: who waits lives.
     let tls = options.network.tls.clone().map(MutualTls::follow).transpose().map_err(anyhow::Error::msg)?;
     let health = Health::of(options.job.to_string());
-    if let Some(at) = options.health {
-        health.tell(at, tls.clone())?;
+    if let Some(HealthPort { at, needed }) = options.health {
+        match health.tell(at, tls.clone()) {
+            Err(error) if !needed => tracing::warn!("TORCHELASTIC_HEALTH_CHECK_PORT has no effect: {error:#}"),
+            told => told?,
+        }
     }
     let ready = tokio::select! {
         ready = prepare(&options, &health, tls.as_ref(), console) => ready?,

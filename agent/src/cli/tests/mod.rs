@@ -382,7 +382,12 @@ fn who_serves_the_workers_store_is_the_keys_word_or_torchruns_variable() {
 fn health_is_this_machines_alone_unless_an_address_is_given() {
     let health = |flags: &str, env: &str| {
         let options = run_with(&format!("{flags} t"), &[("TORCHELASTIC_HEALTH_CHECK_PORT", env)]);
-        options.unwrap_or_else(|stop| panic!("{flags}: {stop}")).health.map(|address| address.to_string())
+        options.unwrap_or_else(|stop| panic!("{flags}: {stop}")).health.map(|port| port.at.to_string())
+    };
+    let needed = |flags: &str| {
+        let variable = [("TORCHELASTIC_HEALTH_CHECK_PORT", "7")];
+    assert_eq!((needed("--health-port=8080"), needed("")), (Some(true), Some(false)));
+        run_with(&format!("{flags} t"), &variable).unwrap().health.map(|port| port.needed)
     };
     assert_eq!(health("--health-port=8080", "").as_deref(), Some("127.0.0.1:8080"));
     assert_eq!(health("--health-port=0.0.0.0:8080", "7").as_deref(), Some("0.0.0.0:8080"));
