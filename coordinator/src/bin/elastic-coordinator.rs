@@ -234,7 +234,7 @@ mod tests {
             (&["--embedded", "--listen", "0.0.0.0:29400", "--allow-remote"], "0.0.0.0:29410"),
             (&["--embedded", "--peer-listen", "0.0.0.0:7"], "0.0.0.0:7"),
         ] {
-            let cli = Cli::parse_from(["elastic-coordinator"].iter().chain(flags));
+            let cli = Cli::read(["elastic-coordinator"].iter().chain(flags)).unwrap();
             assert_eq!(peer_listen(&cli).to_string(), expected, "{flags:?}");
         }
     }
