@@ -9,6 +9,7 @@ mod lock;
 mod runtime;
 #[cfg(test)]
 mod tests;
+mod unnamed;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -72,7 +73,7 @@ impl fmt::Display for NodeIdentity {
 }
 
 impl NodeIdentity {
-    /// Takes a name in this job and locks it: `name`, or without it the first free slot of [`unnamed`]. While a
+    /// Takes a name in this job and locks it: `name`, or without it the first free slot of [`unnamed::name`]. While a
     /// predecessor of the same name ends, this blocks for at most `patience`, usually [`PATIENCE`]. Without a name, it
     /// blocks for at most that long at each slot.
     pub(crate) fn claim(
@@ -88,7 +89,10 @@ impl NodeIdentity {
         let directory = runtime.open(job)?;
         let (name, lock) = match name {
             Some(name) => (name.to_owned(), named(&directory, name, incarnation, patience)?),
-            None => first_free(&directory, &unnamed(&host, &boot_id, directory.locks()?), incarnation, patience)?,
+            None => {
+                let unnamed = unnamed::here(&host, &boot_id, machine_id.as_deref(), &directory.locks()?);
+                first_free(&directory, &unnamed, incarnation, patience)?
+            }
         };
         let machine_id = machine_id.unwrap_or_else(|| format!("boot-{boot_id}"));
         Ok(NodeIdentity { name, incarnation, machine_id, boot_id, host, lock, directory: directory.path })
@@ -142,15 +146,8 @@ pub fn hostname() -> String {
 /// What an agent without `--node-name` takes first on this machine.
 pub(crate) fn unnamed_here(runtime: &RuntimeDir) -> Result<String, IdentityError> {
     let (host, machine_id) = (hostname(), machine_id(&MACHINE_IDS.map(Path::new)));
-    Ok(unnamed(&host, &boot_id(machine_id.as_deref(), &host), runtime.locks()?))
-}
-
-/// The name of a node that was given none: the host's name, and a code of the boot and of the folder of locks. Locks tell
-/// agents apart that share the folder. Agents that do not share it, on machines or in containers of one host name, get
-/// different names. An agent that is started again finds the same folder, and has the same name.
-fn unnamed(host: &str, boot_id: &str, locks: (u64, u64)) -> String {
-    let hash = runtime::fnv1a(format!("{boot_id} {} {}", locks.0, locks.1).as_bytes());
-    format!("{}-{:06x}", node_name(host), (hash ^ (hash >> 24) ^ (hash >> 48)) & 0xff_ffff)
+    let boot_id = boot_id(machine_id.as_deref(), &host);
+    Ok(unnamed::here(&host, &boot_id, machine_id.as_deref(), &runtime.locks()?))
 }
 
 fn named(

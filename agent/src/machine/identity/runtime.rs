@@ -53,8 +53,8 @@ impl RuntimeDir {
         self.first(name.len(), |place| place.open(&name))
     }
 
-    /// The device and inode of the directory in which the directories of most jobs lie.
-    pub(super) fn locks(&self) -> Result<(u64, u64), IdentityError> {
+    /// The directory in which the directories of most jobs lie.
+    pub(super) fn locks(&self) -> Result<Locks, IdentityError> {
         self.first(LONGEST_NAME, |place| place.own()?.locks())
     }
 
@@ -107,6 +107,14 @@ impl Candidate {
     }
 }
 
+/// The directory in which the jobs' directories lie, with the locks of their nodes' names.
+#[derive(Debug)]
+pub(super) struct Locks {
+    pub(super) path: PathBuf,
+    pub(super) device: u64,
+    pub(super) inode: u64,
+}
+
 /// An open directory, and its path for messages and sockets.
 #[derive(Debug)]
 pub(super) struct Directory {
@@ -155,10 +163,14 @@ impl Directory {
         Ok(Directory { fd, path, parent: None })
     }
 
-    /// Of a job's directory: the device and inode of the directory that it lies in.
-    pub(super) fn locks(&self) -> Result<(u64, u64), IdentityError> {
-        let stat = rustix::fs::fstat(self.parent.as_ref().unwrap_or(&self.fd));
-        stat.map(|stat| (stat.st_dev, stat.st_ino)).map_err(|errno| refuse(&self.path, errno.to_string()))
+    /// Ours: of a job's directory, the one that it lies in.
+    pub(super) fn locks(&self) -> Result<Locks, IdentityError> {
+        let (fd, path) = match (&self.parent, self.path.parent()) {
+            (Some(parent), Some(path)) => (parent, path),
+            _ => (&self.fd, self.path.as_path()),
+        };
+        let stat = rustix::fs::fstat(fd).map_err(|errno| refuse(path, errno.to_string()))?;
+        Ok(Locks { path: path.to_owned(), device: stat.st_dev, inode: stat.st_ino })
     }
 }
 
