@@ -35,8 +35,8 @@ Examples:
     elastic-agent --rdzv-backend=etcd --rdzv-endpoint=etcd0:2379,etcd1:2379 \\
         --rdzv-id=JOB --nnodes=1:4 --nproc-per-node=gpu --max-restarts=3 train.py
 
-  Two machines of a trusted network, without etcd: the agent on node0 serves the store:
-    elastic-agent --rdzv-backend=c10d --rdzv-endpoint=node0 --insecure --rdzv-id=JOB --nnodes=2 train.py
+  Two machines, without etcd: the agent on node0 serves the store:
+    elastic-agent --rdzv-backend=c10d --rdzv-endpoint=node0 --rdzv-id=JOB --nnodes=2 train.py
 
   A program that is not Python, its output shown and kept:
     elastic-agent --standalone --no-python --tee=3 --log-dir=logs ./train --rank '${rank}'
@@ -96,8 +96,9 @@ pub(super) const PEER_CERT: &str = "PEM file of this node's certificate. Agents 
 pub(super) const PEER_KEY: &str = "PEM file of that certificate's key";
 pub(super) const PEER_CA: &str =
     "PEM file of the certificate authority. The agent accepts any certificate that it signed, whatever its name";
-pub(super) const INSECURE: &str =
-    "Serve the store of c10d and static without --peer-cert, to every host that reaches it";
+pub(super) const INSECURE: &str = "Every host that reaches the store of c10d or static is trusted: do not warn when it is \
+     served without --peer-cert";
+pub(super) const REQUIRE_PEER_TLS: &str = "Refuse a job of several hosts without --peer-cert";
 pub(super) const PIN_INTERFACE: &str = "Make gloo and NCCL use only the network interface with this node's address \
      (sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME)";
 pub(super) const MAX_RESTARTS: &str = "Restart the job after up to N failures, counted over all nodes; one more failure \

@@ -122,7 +122,7 @@ async fn prepare(
     let identity = setup::claim_name(options).await?;
     let paths = setup::job_paths(options.store.prefix.as_deref(), &options.job);
     health.before(setup::waits_for(&options.store.choice));
-    let way = backend::Way { tls, bind: options.network.bind };
+    let way = backend::Way { tls, network: &options.network };
     let mut backend = backend::open(&options.store.choice, &paths, way, options.spec.timings.join_timeout).await?;
     // Without a port, no one can read metrics.
     let metrics = options.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name, tls.cloned()));
@@ -232,6 +232,7 @@ async fn join(
         // The last steps are only for people to read, so the agent does not wait long here.
         let _ = tokio::time::timeout(FLUSH, progress.tell()).await;
     }
+    let idle = local.group.state().borrow().round == 0;
     local.group.conclude(ending::reason(&end));
     if backend.serves {
         tokio::select! {
@@ -243,7 +244,7 @@ async fn join(
     if !matches!(end, End::StoreLost(_)) {
         identity.retire();
     }
-    Ok(end)
+    if idle && matches!(end, End::Succeeded) { ending::without_work(options) } else { Ok(end) }
 }
 
 /// Warms the workers up before the node joins, and writes to the node's record whether they are warm. Returns false if a
