@@ -8,8 +8,8 @@ use elastic_tests::prelude::*;
 
 use crate::agents::peer_tls::Pki;
 
-/// Two hosts of one name, each booted by itself and on two networks; the default route leads into the first, the store is in the
-/// second. Each has an `/etc/hosts` of its own, and no name server.
+/// Two hosts of one name, each booted by itself and on two networks; the default route leads into the first, the store
+/// is in the second. Each has an `/etc/hosts` of its own, and no name server.
 struct Hosts {
     names: [String; 2],
     files: TempDir,

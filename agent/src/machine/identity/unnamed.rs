@@ -24,7 +24,7 @@ pub(super) fn name(host: &str, boot_id: &str, machine: Option<(&str, &str)>, loc
     format!("{}-{:06x}", node_name(host), (hash ^ (hash >> 24) ^ (hash >> 48)) & 0xff_ffff)
 }
 
-/// The least of the permanent addresses of network devices. Virtual ones, as containers have them, change with each start.
+/// The least of the permanent addresses of network devices. Virtual ones, as in containers, change with each start.
 fn hardware_address(interfaces: &Path) -> Option<String> {
     let read = |path: &Path| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     let interfaces = fs::read_dir(interfaces).into_iter().flatten().flatten().map(|entry| entry.path());
