@@ -65,12 +65,23 @@ pub(super) fn watch(
     Ok(WatchOptions { limits: HangLimits { progress, uninterruptible }, timers })
 }
 
-pub(super) fn health(settings: &Settings<'_>, warnings: &mut Vec<String>) -> Result<Option<SocketAddr>, UsageError> {
-    let given = settings.parsed("health-port", values::own_port)?;
-    let (None, Some(value)) = (given, settings.env(HEALTH_PORT)) else { return Ok(given) };
+/// Where health is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HealthPort {
+    pub at: SocketAddr,
+    /// Whether the agent ends if it cannot listen there. Jobs of one machine may have inherited torchrun's variable with
+    /// one value, so with that the agent continues.
+    pub needed: bool,
+}
+
+pub(super) fn health(settings: &Settings<'_>, warnings: &mut Vec<String>) -> Result<Option<HealthPort>, UsageError> {
+    if let Some(at) = settings.parsed("health-port", values::own_port)? {
+        return Ok(Some(HealthPort { at, needed: true }));
+    }
+    let Some(value) = settings.env(HEALTH_PORT) else { return Ok(None) };
     let read = values::own_port(value.to_string_lossy().trim());
     if read.is_err() {
         warnings.push(refused(HEALTH_PORT, &value, "not a port"));
     }
-    Ok(read.ok())
+    Ok(read.ok().map(|at| HealthPort { at, needed: false }))
 }

@@ -1,10 +1,12 @@
-//! `--rdzv-conf k=v,…`: every key, torchrun's and ours, each known and checked.
+//! `--rdzv-conf k=v,…`: every key, torchrun's and ours. Under our own name, each must be known and given once. torchrun
+//! ignores a key that it does not know, and the last of two values counts.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use elastic_rendezvous::job::{OnStoreLoss, Protocols, Timings};
 
+use super::dialect::Dialect;
 use super::error::{Refusal, UsageError};
 use super::flags::Setting;
 use super::values;
@@ -119,9 +121,9 @@ impl Entry<'_> {
     }
 }
 
-pub(super) fn parse(setting: &Setting) -> Result<Conf, UsageError> {
+pub(super) fn parse(setting: &Setting, dialect: Dialect) -> Result<Conf, UsageError> {
     let mut conf = Conf::default();
-    for entry in entries(setting)? {
+    for entry in entries(setting, dialect, &mut conf.warnings)? {
         match take_of(entry.key) {
             Some(take) => take(&mut conf, &entry)?,
             None => conf
@@ -148,7 +150,12 @@ impl Conf {
     }
 }
 
-fn entries(setting: &Setting) -> Result<Vec<Entry<'_>>, UsageError> {
+/// The entries that count, each key once.
+fn entries<'a>(
+    setting: &'a Setting,
+    dialect: Dialect,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<Entry<'a>>, UsageError> {
     const SHAPE: &str = "write KEY=VALUE,KEY=VALUE, for example lease_ttl=10,last_call_timeout=5s";
     let mut entries: Vec<Entry<'_>> = Vec::new();
     for pair in setting.value.split(',').map(str::trim) {
@@ -158,13 +165,18 @@ fn entries(setting: &Setting) -> Result<Vec<Entry<'_>>, UsageError> {
             let missing = if entry.key.is_empty() { "the key is missing" } else { "the value is missing" };
             return Err(Refusal::new(format!("{missing} in `{pair}`"), SHAPE).of(setting));
         }
+        let mut refuse = |refusal: UsageError| match dialect {
+            Dialect::Own => Err(refusal),
+            _ => Ok(warnings.push(refusal.to_string())),
+        };
         if take_of(entry.key).is_none() && !WITHOUT_EFFECT.contains(&entry.key) {
-            return Err(
-                Refusal::new("no such key", advice_for(entry.key)).of(format_args!("{} {}", setting.name, entry.key))
-            );
+            let unknown = Refusal::new("no such key", advice_for(entry.key));
+            refuse(unknown.of(format_args!("{} {}", setting.name, entry.key)))?;
+            continue;
         }
-        if entries.iter().any(|earlier| earlier.key == entry.key) {
-            return Err(entry.refuse(Refusal::new("the key is given twice", "keep one of them")));
+        if let Some(earlier) = entries.iter().position(|earlier| earlier.key == entry.key) {
+            refuse(entry.refuse(Refusal::new("the key is given twice", "keep one of them")))?;
+            entries.remove(earlier);
         }
         entries.push(entry);
     }

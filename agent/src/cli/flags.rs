@@ -70,6 +70,22 @@ const ARGPARSE_CHECKS: &[&str] = &[
     "start-method",
 ];
 
+/// Flags that are the same when empty as when they are not given. torchrun takes these so, and wrappers fill them in from
+/// variables that may be unset.
+const EMPTY_IS_UNSET: &[&str] = &[
+    "duplicate-stderr-filters",
+    "duplicate-stdout-filters",
+    "local-addr",
+    "local-ranks-filter",
+    "log-dir",
+    "log-line-prefix-template",
+    LOGS_SPECS,
+    "node-name",
+    "rdzv-conf",
+    "rdzv-endpoint",
+    "rdzv-id",
+];
+
 /// torchrun's flag that names a class of a Python package. It is known, and refused.
 pub(super) const LOGS_SPECS: &str = "logs-specs";
 
@@ -97,6 +113,7 @@ const FLAGS: &[Entry] = &[
     value("peer-key", "FILE", help::PEER_KEY),
     value("peer-ca", "FILE", help::PEER_CA),
     switch("insecure", help::INSECURE),
+    switch("require-peer-tls", help::REQUIRE_PEER_TLS),
     switch("pin-interface", help::PIN_INTERFACE),
     Entry::Heading("Failures and restarts"),
     value("max-restarts", "N", help::MAX_RESTARTS),
@@ -227,10 +244,13 @@ impl<'a> Settings<'a> {
         self.matches.value_source(name) == Some(ValueSource::CommandLine)
     }
 
-    /// A flag's raw value: that of the command line, else that of its variable. An empty variable counts as unset.
+    /// A flag's raw value: that of the command line, else that of its variable. An empty variable counts as unset, and so
+    /// do some empty flags.
     fn raw(&self, name: &str) -> Option<(String, OsString)> {
         if self.on_command_line(name) {
-            return self.matches.get_one::<OsString>(name).map(|value| (format!("--{name}"), value.clone()));
+            let given = self.matches.get_one::<OsString>(name);
+            let given = given.filter(|value| !(value.is_empty() && EMPTY_IS_UNSET.contains(&name)));
+            return given.map(|value| (format!("--{name}"), value.clone()));
         }
         self.env(&variable(name)).map(|value| (variable(name), value))
     }

@@ -35,8 +35,8 @@ Examples:
     elastic-agent --rdzv-backend=etcd --rdzv-endpoint=etcd0:2379,etcd1:2379 \\
         --rdzv-id=JOB --nnodes=1:4 --nproc-per-node=gpu --max-restarts=3 train.py
 
-  Two machines of a trusted network, without etcd: the agent on node0 serves the store:
-    elastic-agent --rdzv-backend=c10d --rdzv-endpoint=node0 --insecure --rdzv-id=JOB --nnodes=2 train.py
+  Two machines, without etcd: the agent on node0 serves the store:
+    elastic-agent --rdzv-backend=c10d --rdzv-endpoint=node0 --rdzv-id=JOB --nnodes=2 train.py
 
   A program that is not Python, its output shown and kept:
     elastic-agent --standalone --no-python --tee=3 --log-dir=logs ./train --rank '${rank}'
@@ -57,8 +57,8 @@ Exit codes: 0 the job succeeded, 1 this node could not take part or its store wa
 pub(super) const NNODES: &str = "Number of nodes: one number, or MIN:MAX [default: 1]";
 pub(super) const NPROC: &str = "Workers on this node: a number; one for each visible NVIDIA GPU (gpu), each CPU that \
      affinity and cgroup allow (cpu), or each Intel GPU (xpu); gpu if there are any and else cpu (auto) [default: 1]";
-pub(super) const NODE_NAME: &str = "This node's name. Two agents of a job cannot share one [default: the host's name; \
-     further agents on the same host add -2, -3, …]";
+pub(super) const NODE_NAME: &str = "This node's name. Two agents of a job cannot share one [default: the host's name and a \
+     code of this machine or container; further agents on it add -2, -3, …]";
 pub(super) const ROLE: &str = "Name of this node's group of workers, used for ROLE_NAME, ROLE_RANK and log prefixes \
      [default: default]";
 pub(super) const NUMA_BINDING: &str = "Bind each worker to CPUs near its GPU (the visible GPU whose index is its \
@@ -96,8 +96,9 @@ pub(super) const PEER_CERT: &str = "PEM file of this node's certificate. Agents 
 pub(super) const PEER_KEY: &str = "PEM file of that certificate's key";
 pub(super) const PEER_CA: &str =
     "PEM file of the certificate authority. The agent accepts any certificate that it signed, whatever its name";
-pub(super) const INSECURE: &str =
-    "Serve the store of c10d and static without --peer-cert, to every host that reaches it";
+pub(super) const INSECURE: &str = "Every host that reaches the store of c10d or static is trusted: do not warn when it is \
+     served without --peer-cert";
+pub(super) const REQUIRE_PEER_TLS: &str = "Refuse a job of several hosts without --peer-cert";
 pub(super) const PIN_INTERFACE: &str = "Make gloo and NCCL use only the network interface with this node's address \
      (sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME)";
 pub(super) const MAX_RESTARTS: &str = "Restart the job after up to N failures, counted over all nodes; one more failure \
@@ -138,8 +139,8 @@ pub(super) const HEALTH_PORT: &str = "Serve health over HTTP: /live, /ready, /me
 pub(super) const MONITOR_INTERVAL: &str = "Accepted because torchrun has it, and ignored: the agent does not poll, and \
      learns of exits and changes at once";
 pub(super) const MODULE: &str = "Run PROGRAM as a Python module, like python -m";
-pub(super) const NO_PYTHON: &str = "Run PROGRAM directly. Without this flag, $PYTHON_EXEC runs it, else \
-     $VIRTUAL_ENV/bin/python, else the first python3 or python on PATH";
+pub(super) const NO_PYTHON: &str = "Run PROGRAM directly. Without this flag, $PYTHON_EXEC runs it, else the \
+     Python of the environment that the agent is installed in, else the first python3 or python on PATH";
 pub(super) const RUN_PATH: &str = "Run PROGRAM by Python's runpy.run_path, as __main__";
 pub(super) const USE_ENV: &str = "Do not pass --local-rank; the script reads LOCAL_RANK";
 pub(super) const START_METHOD: &str = "Accepted because torchrun has it, and ignored: the agent starts every worker as a \

@@ -20,7 +20,6 @@ mod tests;
 mod values;
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 
 use elastic_rendezvous::job::{JobId, Spec};
 use tracing::Level;
@@ -34,6 +33,7 @@ use crate::workers::WorkersOptions;
 use crate::workers::signals::{self, Handled};
 use crate::workers::watchdog::WatchOptions;
 
+pub(crate) use checks::HealthPort;
 pub use dialect::Dialect;
 pub use error::Stop;
 pub(crate) use error::UsageError;
@@ -71,8 +71,8 @@ pub(crate) struct Options {
     pub preflight: PreflightOptions,
     /// The hangs to watch for.
     pub watch: WatchOptions,
-    /// The address at which health is served over HTTP.
-    pub health: Option<SocketAddr>,
+    /// Where health is served over HTTP.
+    pub health: Option<HealthPort>,
     /// Signals that make the agent leave, if the user named them.
     pub signals: Option<Vec<Handled>>,
     pub log: AgentLog,
@@ -142,10 +142,12 @@ pub fn completion(shell: &str) -> Option<String> {
 fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> {
     refuse_logs_specs(settings)?;
     let nodes = settings.parsed("nnodes", values::nodes)?.unwrap_or(NodeRange { min: 1, max: 1 });
-    let conf = settings.text("rdzv-conf")?.map(|setting| conf::parse(&setting)).transpose()?.unwrap_or_default();
+    let conf = settings.text("rdzv-conf")?.map(|setting| conf::parse(&setting, settings.dialect)).transpose()?;
+    let conf = conf.unwrap_or_default();
     let mut warnings = conf.warnings.clone();
     let mut network = network::read(settings)?;
-    let store = rendezvous::resolve(settings, nodes, &conf, &network, &mut warnings)?;
+    let store = rendezvous::resolve(settings, nodes, &conf, &mut warnings)?;
+    network::check_tls(settings, &network, &store.choice)?;
     let nodes = spec::fitting(nodes, &store, &mut warnings);
     network.local_addr = network::local_addr(&network, &store);
     let signals = settings.text("signals-to-handle")?.map(|setting| {
@@ -153,7 +155,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         warnings.extend(passed_over);
         handled
     });
-    let job = job(settings, &store.choice, fresh, &mut warnings)?;
+    let job = job(settings, nodes, &store.choice, fresh, &mut warnings)?;
     let spec = spec::read(settings, &conf, nodes, &store, network.tls.is_some())?;
     without_effect(settings)?;
     let output = output::read(settings)?;
@@ -204,12 +206,12 @@ fn warn_of_v2(
 
 fn job(
     settings: &Settings<'_>,
+    nodes: NodeRange,
     rendezvous: &StoreChoice,
     fresh: Uuid,
     warnings: &mut Vec<String>,
 ) -> Result<JobId, UsageError> {
-    let told = settings.switch("standalone")? || settings.text("master-port")?.is_none();
-    if *rendezvous == StoreChoice::Standalone && told {
+    if settings.switch("standalone")? || rendezvous::is_unaddressed(settings, nodes)? {
         return job_id(&fresh.to_string()).map_err(|refusal| refusal.of("--standalone"));
     }
     if let Some(job) = settings.parsed("rdzv-id", job_id)? {
@@ -264,9 +266,7 @@ fn level(verbose: u8, named: Option<OsString>, usual: Level, warnings: &mut Vec<
 
 /// Refuses torchrun's flag that cannot exist here. With torchrun this flag has no variable.
 fn refuse_logs_specs(settings: &Settings<'_>) -> Result<(), UsageError> {
-    if settings.on_command_line(flags::LOGS_SPECS)
-        && settings.text(flags::LOGS_SPECS)?.is_some_and(|it| !it.value.is_empty())
-    {
+    if settings.on_command_line(flags::LOGS_SPECS) && settings.text(flags::LOGS_SPECS)?.is_some() {
         let cause = "it names a class of a Python package, and no Python runs in the agent";
         let advice = "leave it out; --log-dir, --redirects and --tee say where output goes";
         return Err(Refusal::new(cause, advice).of("--logs-specs"));

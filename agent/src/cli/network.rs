@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use elastic_store::tls::TlsFiles;
 
 use super::error::{Refusal, UsageError};
-use super::flags::Settings;
+use super::flags::{Settings, variable};
 use super::values;
 use crate::machine::address::NetworkOptions;
 use crate::store::choice::{StoreChoice, StoreOptions};
@@ -36,6 +36,22 @@ pub(super) fn local_addr(network: &NetworkOptions, store: &StoreOptions) -> Opti
     };
     let bound = network.bind.filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string());
     network.local_addr.clone().or(named).or(bound)
+}
+
+/// Refuses a job of several nodes in plain where TLS among its nodes is required.
+pub(super) fn check_tls(
+    settings: &Settings<'_>,
+    network: &NetworkOptions,
+    store: &StoreChoice,
+) -> Result<(), UsageError> {
+    const REQUIRE: &str = "require-peer-tls";
+    let in_plain = network.tls.is_none() && store.endpoints().iter().any(|store| !network.stays_here(store));
+    if !(settings.switch(REQUIRE)? && in_plain) {
+        return Ok(());
+    }
+    let name = if settings.on_command_line(REQUIRE) { format!("--{REQUIRE}") } else { variable(REQUIRE) };
+    let advice = "give every node --peer-cert FILE --peer-key FILE --peer-ca FILE (elasticctl certs makes the files)";
+    Err(Refusal::new("the nodes of this job would speak with each other without TLS", advice).of(name))
 }
 
 fn tls(settings: &Settings<'_>) -> Result<Option<TlsFiles>, UsageError> {

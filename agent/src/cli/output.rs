@@ -27,9 +27,6 @@ fn logs(settings: &Settings<'_>) -> Result<LogOptions, UsageError> {
         None => LogDir::Temporary,
         // torchrun's way to say "no logs".
         Some(path) if path == "/dev/null" => LogDir::Disabled,
-        Some(path) if path.is_empty() => {
-            return Err(Refusal::new("it is empty", "name a directory, or leave it out").of("--log-dir"));
-        }
         Some(path) => LogDir::At(path.into()),
     };
     let prefix = settings.text("log-line-prefix-template")?.map(|setting| setting.value);
@@ -39,8 +36,7 @@ fn logs(settings: &Settings<'_>) -> Result<LogOptions, UsageError> {
         redirects: settings.parsed("redirects", values::streams)?.unwrap_or_default(),
         tee: settings.parsed("tee", values::streams)?.unwrap_or_default(),
         console_ranks: settings.parsed("local-ranks-filter", ranks)?,
-        // To torchrun an empty template is no template.
-        prefix: prefix.filter(|text| !text.is_empty()).or_else(inherited),
+        prefix: prefix.or_else(inherited),
         duplicate_stdout: settings.parsed("duplicate-stdout-filters", needles)?,
         duplicate_stderr: settings.parsed("duplicate-stderr-filters", needles)?,
         rotation: settings.parsed("log-rotate", |text| {

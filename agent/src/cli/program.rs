@@ -25,7 +25,7 @@ pub(super) fn workers(
     let program = read(settings)?;
     Ok(WorkersOptions {
         count: settings.parsed("nproc-per-node", values::workers)?.unwrap_or(settings.dialect.workers()),
-        role: settings.parsed("role", role)?.unwrap_or_else(|| "default".into()),
+        role: settings.parsed("role", |text| role(text, settings.dialect))?.unwrap_or_else(|| "default".into()),
         numa: settings.parsed("numa-binding", numa)?,
         virtual_local_rank: settings.switch("virtual-local-rank")?,
         warm_up: warm_up(settings, logs, &program)?,
@@ -37,10 +37,11 @@ pub(super) fn workers(
     })
 }
 
-fn role(text: &str) -> Result<String, Refusal> {
+/// Reads a role's name. It may be empty, as TorchX gives it. torchrun takes any name.
+fn role(text: &str, dialect: Dialect) -> Result<String, Refusal> {
     const ADVICE: &str = "give a short name, for example `trainer`";
-    if text.is_empty() || text.chars().any(char::is_control) || text.len() > 128 {
-        return Err(Refusal::new("it is empty, too long, or holds control characters", ADVICE));
+    if dialect == Dialect::Own && (text.chars().any(char::is_control) || text.len() > 128) {
+        return Err(Refusal::new("it is too long, or holds control characters", ADVICE));
     }
     Ok(text.to_owned())
 }

@@ -7,7 +7,6 @@ use super::endpoint;
 use super::error::{Refusal, UsageError};
 use super::flags::{Setting, Settings};
 use super::values::{self, NodeRange};
-use crate::machine::address::NetworkOptions;
 use crate::store::choice::{StoreChoice, StoreOptions, Tls};
 
 const TODAY: &str = "use --rdzv-backend=etcd with an etcd, or --rdzv-backend=c10d --rdzv-endpoint=HOST without one";
@@ -15,19 +14,25 @@ const TODAY: &str = "use --rdzv-backend=etcd with an etcd, or --rdzv-backend=c10
 /// What to do where the agent's own store is to speak TLS.
 const TLS: &str = "give --peer-cert, --peer-key and --peer-ca for TLS";
 
-/// What to do about a store for everybody.
-const CLOSE: &str = "give every node --peer-cert FILE --peer-key FILE --peer-ca FILE (elasticctl certs makes the files), or \
-                     --insecure where everybody on the network is trusted";
+/// The name of the way to meet, as the user wrote it.
+pub(super) fn backend(settings: &Settings<'_>) -> Result<String, UsageError> {
+    let given = settings.text("rdzv-backend")?;
+    Ok(given.map_or_else(|| settings.dialect.backend().to_owned(), |backend| backend.value))
+}
+
+/// torchrun's rule: one node without an address needs no store, and its id is a fresh one.
+pub(super) fn is_unaddressed(settings: &Settings<'_>, nodes: NodeRange) -> Result<bool, UsageError> {
+    let told = settings.text("rdzv-endpoint")?.is_some() || settings.text("master-port")?.is_some();
+    Ok(nodes.max == 1 && !told && backend(settings)? == "static")
+}
 
 pub(super) fn resolve(
     settings: &Settings<'_>,
     nodes: NodeRange,
     conf: &Conf,
-    network: &NetworkOptions,
     warnings: &mut Vec<String>,
 ) -> Result<StoreOptions, UsageError> {
     let prefix = conf.prefix.clone();
-    let backend = settings.text("rdzv-backend")?;
     let endpoint = settings.text("rdzv-endpoint")?;
     if settings.switch("standalone")? {
         for flag in ["rdzv-backend", "rdzv-endpoint", "rdzv-id"] {
@@ -37,7 +42,7 @@ pub(super) fn resolve(
         }
         return Ok(StoreOptions { choice: standalone(nodes, conf)?, prefix, place: None });
     }
-    let name = backend.as_ref().map_or(settings.dialect.backend(), |backend| backend.value.as_str());
+    let name = backend(settings)?;
     if name != "static" {
         for flag in ["node-rank", "master-addr", "master-port"] {
             if settings.on_command_line(flag) {
@@ -46,16 +51,13 @@ pub(super) fn resolve(
         }
     }
     let mut place = None;
-    let choice = match name {
+    let choice = match name.as_str() {
         "etcd" => etcd(endpoint.as_ref(), conf, conf.v2)?,
         "etcd-v2" => etcd(endpoint.as_ref(), conf, true)?,
-        "c10d" => hosted(endpoint.as_ref(), nodes, conf, network)?,
-        // torchrun's rule: its default backend, without any address, means one node alone.
-        "static" if endpoint.is_none() && nodes.max == 1 && settings.text("master-port")?.is_none() => {
-            standalone(nodes, conf)?
-        }
+        "c10d" => hosted(endpoint.as_ref(), nodes, conf)?,
+        "static" if is_unaddressed(settings, nodes)? => standalone(nodes, conf)?,
         "static" => {
-            let (choice, own) = fixed(settings, endpoint.as_ref(), nodes, (conf, network), warnings)?;
+            let (choice, own) = fixed(settings, endpoint.as_ref(), nodes, conf)?;
             place = own;
             choice
         }
@@ -77,16 +79,15 @@ fn standalone(nodes: NodeRange, conf: &Conf) -> Result<StoreChoice, UsageError> 
     Ok(StoreChoice::Standalone)
 }
 
-fn hosted(
-    endpoint: Option<&Setting>,
-    nodes: NodeRange,
-    conf: &Conf,
-    network: &NetworkOptions,
-) -> Result<StoreChoice, UsageError> {
+/// A store that one of the agents serves. If there is at most one node, no other node can come. So nothing is served,
+/// and a second run with the same flags on the same machine is a job of its own. With torchrun it waits as a spare.
+fn hosted(endpoint: Option<&Setting>, nodes: NodeRange, conf: &Conf) -> Result<StoreChoice, UsageError> {
     no_etcd_keys(conf)?;
-    let Some(setting) = endpoint else {
-        return Ok(StoreChoice::Hosted { endpoint: endpoint::localhost(endpoint::C10D_PORT), is_host: conf.is_host });
+    let choose = |endpoint| match nodes.max {
+        1 => StoreChoice::Standalone,
+        _ => StoreChoice::Hosted { endpoint, is_host: conf.is_host },
     };
+    let Some(setting) = endpoint else { return Ok(choose(endpoint::localhost(endpoint::C10D_PORT))) };
     let list = setting.parse(|text| endpoint::list(text, endpoint::C10D_PORT))?;
     let [endpoint] = &list.endpoints[..] else {
         let cause = format!("it names {} hosts, and one agent serves the store", list.endpoints.len());
@@ -95,23 +96,11 @@ fn hosted(
     if list.https == Some(true) {
         return Err(Refusal::new("the agent's own store does not speak https", TLS).of(setting));
     }
-    if endpoint.port == 0 {
-        if nodes.max == 1 {
-            return Ok(StoreChoice::Standalone);
-        }
+    if endpoint.port == 0 && nodes.max > 1 {
         let advice = format!("give a port, {} is the default", endpoint::C10D_PORT);
         return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of(setting));
     }
-    // Which agent serves it is known only once names are resolved. All hear the same.
-    if conf.is_host != Some(false) && network.leaves_open(endpoint) {
-        return Err(Refusal::new(open(endpoint), CLOSE).of(format_args!("--rdzv-backend=c10d {setting}")));
-    }
-    Ok(StoreChoice::Hosted { endpoint: endpoint.clone(), is_host: conf.is_host })
-}
-
-/// What is wrong with a store for everybody.
-fn open(store: &Endpoint) -> String {
-    format!("any host that reaches port {} of {} could read and change the job's store", store.port, store.host)
+    Ok(choose(endpoint.clone()))
 }
 
 /// Fixed nodes with fixed places, and this node's. The agent of node 0 serves the store.
@@ -119,8 +108,7 @@ fn fixed(
     settings: &Settings<'_>,
     endpoint: Option<&Setting>,
     nodes: NodeRange,
-    (conf, network): (&Conf, &NetworkOptions),
-    warnings: &mut Vec<String>,
+    conf: &Conf,
 ) -> Result<(StoreChoice, Option<u32>), UsageError> {
     no_etcd_keys(conf)?;
     let place = settings.parsed("node-rank", |text| values::count(text, 0))?.unwrap_or(0);
@@ -129,7 +117,7 @@ fn fixed(
         let given = settings.text("node-rank")?.map_or("--node-rank".to_owned(), |setting| setting.to_string());
         return Err(Refusal::new(cause, "give each node its own, from 0 on, or raise --nnodes").of(given));
     }
-    let endpoint = match endpoint.filter(|setting| !setting.value.trim().is_empty()) {
+    let endpoint = match endpoint {
         Some(setting) => match &setting.parse(|text| endpoint::list(text, endpoint::STATIC_PORT))?.endpoints[..] {
             [endpoint] => endpoint.clone(),
             _ => {
@@ -148,10 +136,6 @@ fn fixed(
     if endpoint.port == 0 {
         let advice = format!("give a port, {} is the default", endpoint::STATIC_PORT);
         return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of("--master-port=0"));
-    }
-    // torchrun's commonest command line, whose workers open a port for everybody in any case: it is not refused.
-    if place == 0 && network.leaves_open(&endpoint) {
-        warnings.push(format!("--rdzv-backend=static: {}; {CLOSE}", open(&endpoint)));
     }
     Ok((StoreChoice::Hosted { endpoint, is_host: Some(place == 0) }, Some(place)))
 }

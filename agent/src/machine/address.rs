@@ -19,15 +19,20 @@ pub(crate) struct NetworkOptions {
     pub port: u16,
     /// Mutual TLS with other agents and coordinators, and to the store that one of them serves.
     pub tls: Option<TlsFiles>,
-    /// Whether a store may be served, without TLS, to every host that reaches it.
+    /// Whether every host that reaches a store without TLS is trusted.
     pub insecure: bool,
 }
 
 impl NetworkOptions {
-    /// Whether every host that reaches it can use a store that this agent serves there, and no flag allows that.
+    /// Whether only this machine reaches what this agent listens on, for a job that meets there.
+    pub(crate) fn stays_here(&self, store: &Endpoint) -> bool {
+        self.bind.is_some_and(|ip| ip.is_loopback()) || names_loopback(&store.host)
+    }
+
+    /// Whether every host that reaches it can use a store that this agent serves there, and no flag says that this is
+    /// meant.
     pub(crate) fn leaves_open(&self, store: &Endpoint) -> bool {
-        let bound_here = self.bind.is_some_and(|ip| ip.is_loopback());
-        self.tls.is_none() && !self.insecure && !bound_here && !names_loopback(&store.host)
+        self.tls.is_none() && !self.insecure && !self.stays_here(store)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use elastic_rendezvous::End;
 use elastic_rendezvous::job::Keys;
 
+use crate::cli::{Dialect, Options};
 use crate::output::logs::{Console, ConsoleStream};
 use crate::output::outcome::recorded;
 use crate::output::outcome::report::{Report, ReportForm};
@@ -27,6 +28,19 @@ pub(super) fn reason(end: &End) -> Option<&str> {
         End::Closed => Some("the job was closed by its operator"),
         End::Drained => Some("this node has left the job"),
     }
+}
+
+/// How a node ends that ran no worker of a job that succeeded. It says so. Of several nodes, a spare shares the job's
+/// result. A run of one node under another launcher's name has not done what it was started for, so it fails, as with
+/// torchrun.
+pub(super) fn without_work(options: &Options) -> anyhow::Result<End> {
+    let job = &options.job;
+    let why = format!("no worker ran here: job `{job}` had ended already, or ended while this node was a spare");
+    if options.dialect == Dialect::Own || options.spec.max_nodes > 1 {
+        tracing::warn!("{why}");
+        return Ok(End::Succeeded);
+    }
+    anyhow::bail!("{why}; give this run an --rdzv-id of its own, or delete the old job with `elasticctl delete {job}`")
 }
 
 /// Tells the parent process how the agent ended. People read the console, and programs read the JSON report. Like

@@ -28,7 +28,7 @@ use elastic_store::Store;
 use elastic_store::tls::MutualTls;
 use tokio::sync::mpsc;
 
-use crate::cli::{Dialect, Options};
+use crate::cli::{Dialect, HealthPort, Options};
 use crate::guard::Guard;
 use crate::machine::address::Advertised;
 use crate::machine::gpu_watch::GpuWatch;
@@ -88,8 +88,11 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     // This comes before all that may take a while: who waits lives.
     let tls = options.network.tls.clone().map(MutualTls::follow).transpose().map_err(anyhow::Error::msg)?;
     let health = Health::of(options.job.to_string());
-    if let Some(at) = options.health {
-        health.tell(at, tls.clone())?;
+    if let Some(HealthPort { at, needed }) = options.health {
+        match health.tell(at, tls.clone()) {
+            Err(error) if !needed => tracing::warn!("TORCHELASTIC_HEALTH_CHECK_PORT has no effect: {error:#}"),
+            told => told?,
+        }
     }
     let ready = tokio::select! {
         ready = prepare(&options, &health, tls.as_ref(), console) => ready?,
@@ -119,7 +122,7 @@ async fn prepare(
     let identity = setup::claim_name(options).await?;
     let paths = setup::job_paths(options.store.prefix.as_deref(), &options.job);
     health.before(setup::waits_for(&options.store.choice));
-    let way = backend::Way { tls, bind: options.network.bind };
+    let way = backend::Way { tls, network: &options.network };
     let mut backend = backend::open(&options.store.choice, &paths, way, options.spec.timings.join_timeout).await?;
     // Without a port, no one can read metrics.
     let metrics = options.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name, tls.cloned()));
@@ -229,6 +232,7 @@ async fn join(
         // The last steps are only for people to read, so the agent does not wait long here.
         let _ = tokio::time::timeout(FLUSH, progress.tell()).await;
     }
+    let idle = local.group.state().borrow().round == 0;
     local.group.conclude(ending::reason(&end));
     if backend.serves {
         tokio::select! {
@@ -240,7 +244,7 @@ async fn join(
     if !matches!(end, End::StoreLost(_)) {
         identity.retire();
     }
-    Ok(end)
+    if idle && matches!(end, End::Succeeded) { ending::without_work(options) } else { Ok(end) }
 }
 
 /// Warms the workers up before the node joins, and writes to the node's record whether they are warm. Returns false if a

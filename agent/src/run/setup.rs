@@ -28,7 +28,7 @@ use crate::store::choice::StoreChoice;
 use crate::store::participation::{JobPaths, JobStore, Participation};
 use crate::store::ports;
 use crate::workers::WorkersOptions;
-use crate::workers::command::WorkerCommand;
+use crate::workers::command::{AgentProgram, WorkerCommand};
 use crate::workers::environment::{own_device, threads_warning};
 use crate::workers::group::GroupSetup;
 use crate::workers::slots::{self, WorkerCount};
@@ -48,8 +48,8 @@ pub(super) struct WorkersPlan {
 pub(super) fn plan(options: &WorkersOptions) -> anyhow::Result<WorkersPlan> {
     let env = |name: &str| std::env::var_os(name);
     let text = |name: &str| std::env::var(name).ok();
-    let command = WorkerCommand::resolve(&options.program, &env, std::env::current_exe().ok().as_deref())?;
-    tracing::info!("workers run {}", command.program.display());
+    let command = WorkerCommand::resolve(&options.program, &env, AgentProgram::this().as_ref())?;
+    command.announce();
     let gpus = LazyCell::new(Gpus::detect);
     let slots = slots::count(options.count, || &*gpus, &text)?;
     let cpus = bound_cpus(options, slots, || &*gpus, text("CUDA_VISIBLE_DEVICES").as_deref())?;

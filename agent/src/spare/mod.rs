@@ -28,7 +28,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
 use crate::cli::SpareOptions;
-use crate::machine::identity;
+use crate::machine::identity::{self, IdentityError};
 use crate::machine::parent::ends_with_parent;
 use crate::store::backend::etcd_config;
 use crate::store::choice::StoreChoice;
@@ -54,7 +54,7 @@ const DID_ITS_PART: [i32; 4] = [0, 3, 4, 5];
 pub(crate) async fn run(options: SpareOptions) -> anyhow::Result<u8> {
     let mut signals = Signals::watch(&signals::usual())?;
     let (news, mut inbox) = mpsc::unbounded_channel();
-    let mut host = Host::new(options, news);
+    let mut host = Host::new(options, news)?;
     host.rescan()?;
     tracing::info!(
         name = host.name,
@@ -122,10 +122,11 @@ struct Host {
 }
 
 impl Host {
-    fn new(options: SpareOptions, news: mpsc::UnboundedSender<News>) -> Host {
-        let name = options.name.clone().unwrap_or_else(|| format!("{}-spare", identity::host_node_name()));
+    fn new(options: SpareOptions, news: mpsc::UnboundedSender<News>) -> Result<Host, IdentityError> {
+        let unnamed = || identity::unnamed_here(&identity::process_runtime_dir()).map(|name| format!("{name}-spare"));
+        let name = options.name.clone().map_or_else(unnamed, Ok)?;
         let (files, jobs, unusable) = Default::default();
-        Host { options, name, files, jobs, unusable, news, working: None, claimed: None }
+        Ok(Host { options, name, files, jobs, unusable, news, working: None, claimed: None })
     }
 
     /// Reads the folder again, and follows what is to be followed.
@@ -336,6 +337,8 @@ fn begin(file: &JobFile, host: &str) -> anyhow::Result<Child> {
     let program = std::env::current_exe().context("find this program")?;
     let mut command = Command::new(&program);
     // A process group of its own: a terminal's Ctrl-C reaches this process, which passes it on once.
+    // Called by the same word as this process, it finds the same Python.
+    command.arg0(std::env::args_os().next().unwrap_or_default());
     command.process_group(0).envs(file.environment.iter().map(|(name, value)| (name, value)));
     if file.options.node_name.is_none() {
         command.args(["--node-name", host]);

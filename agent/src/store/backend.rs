@@ -18,7 +18,7 @@ use elastic_torchelastic::etcd_v2::EtcdV2;
 use elastic_torchelastic::met_on_v2;
 use tokio::net::TcpStream;
 
-use crate::machine::address::names_loopback;
+use crate::machine::address::{NetworkOptions, names_loopback};
 use crate::machine::interfaces::{self, Interface};
 use crate::store::choice::{Credentials, StoreChoice, Tls};
 use crate::store::participation::{JobPaths, JobStore};
@@ -117,12 +117,12 @@ impl Backend {
     }
 }
 
-/// The way to a store that an agent serves, and where it is served.
+/// The way to a store that an agent serves.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Way<'a> {
     pub tls: Option<&'a MutualTls>,
-    /// The address to serve it on. None: a loopback address that the endpoint names, else all.
-    pub bind: Option<IpAddr>,
+    /// Among others the address to serve it on. None: a loopback address that the endpoint names, else all.
+    pub network: &'a NetworkOptions,
 }
 
 /// Opens the job's store. If it does not answer yet, this waits for up to `patience`.
@@ -279,6 +279,9 @@ async fn hosted(
                     }
                 });
                 tracing::info!(%endpoint, %address, "this agent serves the job's store: it leads, and leaves last");
+                if way.network.leaves_open(endpoint) {
+                    tracing::warn!("{}", open_to_all(endpoint));
+                }
                 let name = format!("the store served here at {endpoint}");
                 return Ok(Backend { serves: true, ..Backend::of(JobStore::Store(store), name) });
             }
@@ -303,11 +306,21 @@ async fn hosted(
     Ok(Backend { name: format!("the store served at {endpoint}"), host: Some(endpoint.clone()), ..backend })
 }
 
+/// What the agent that serves a store says of it if every host can use it.
+fn open_to_all(store: &Endpoint) -> String {
+    format!(
+        "any host that reaches port {} of {} can read and change the job's store, and so what its workers load: to close \
+         it, give every node --peer-cert FILE --peer-key FILE --peer-ca FILE (elasticctl certs makes the files); \
+         --insecure says that this is meant, --require-peer-tls refuses it",
+        store.port, store.host
+    )
+}
+
 /// Listens on the address that was given for it, else on all interfaces, unless the user wrote a loopback address. The
 /// address that a host's name has on the host itself, often 127.0.1.1, says nothing about how other hosts reach it.
 async fn serve(endpoint: &Endpoint, way: Way<'_>, patience: Duration) -> Result<EmbeddedServer, BackendError> {
     let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
-    let addresses = if let Some(ip) = way.bind {
+    let addresses = if let Some(ip) = way.network.bind {
         vec![SocketAddr::new(ip, endpoint.port)]
     } else if names_loopback(&endpoint.host) {
         until_it_answers(patience, || resolve(endpoint)).await?

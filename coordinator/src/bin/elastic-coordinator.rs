@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Parser;
+use elastic_coordinator::flags::completion;
 use elastic_coordinator::flags::coordinator::Flags as Cli;
 use elastic_coordinator::operator::Operator;
 use elastic_coordinator::service::http::users::Users;
@@ -28,9 +28,13 @@ use tracing_subscriber::EnvFilter;
 /// Where agents' pulses are taken unless told otherwise.
 const PEER_PORT: u16 = 29410;
 
-#[allow(clippy::print_stderr)]
+#[allow(clippy::print_stdout, clippy::print_stderr)]
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::read(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    if let Some(shell) = cli.print_completion {
+        print!("{}", completion::<Cli>(shell));
+        return ExitCode::SUCCESS;
+    }
     set_up_log(cli.json_logs);
     // Each agent of each job that is led from here holds a connection.
     listener::raise_descriptor_limit();
@@ -230,7 +234,7 @@ mod tests {
             (&["--embedded", "--listen", "0.0.0.0:29400", "--allow-remote"], "0.0.0.0:29410"),
             (&["--embedded", "--peer-listen", "0.0.0.0:7"], "0.0.0.0:7"),
         ] {
-            let cli = Cli::parse_from(["elastic-coordinator"].iter().chain(flags));
+            let cli = Cli::read(["elastic-coordinator"].iter().chain(flags)).unwrap();
             assert_eq!(peer_listen(&cli).to_string(), expected, "{flags:?}");
         }
     }

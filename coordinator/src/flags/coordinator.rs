@@ -1,10 +1,14 @@
 //! The command line of `elastic-coordinator`.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser};
+use clap_complete::Shell;
 use elastic_flags::duration;
 
 use super::{PeerFlags, StoreFlags};
@@ -38,16 +42,16 @@ pub struct Flags {
     pub peers: PeerFlags,
 
     /// Serve an embedded store, in this process's memory, and lead the jobs in it: for trials, production is etcd
-    #[arg(long, conflicts_with = "etcd")]
+    #[arg(long)]
     pub embedded: bool,
 
     /// Where to serve the embedded store
-    #[arg(long, default_value = "127.0.0.1:29400", requires = "embedded", value_name = "ADDR:PORT")]
+    #[arg(long, default_value = "127.0.0.1:29400", value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
 
     /// Serve it without TLS (--peer-cert) on an address that other machines can reach: anyone who does can change all
     /// jobs
-    #[arg(long, requires = "embedded")]
+    #[arg(long)]
     pub allow_remote: bool,
 
     /// Where to take agents' pulses [default: 0.0.0.0:29410; 127.0.0.1:29410 with an embedded store on loopback]
@@ -109,4 +113,55 @@ pub struct Flags {
     /// Its log as one JSON object a line
     #[arg(long)]
     pub json_logs: bool,
+
+    /// Print a script by which a shell completes these flags, and end
+    #[arg(long, value_name = "SHELL")]
+    pub print_completion: Option<Shell>,
+}
+
+impl Flags {
+    /// Reads a command line, which begins with the program's name. An error prints itself and ends the process by its
+    /// `exit`.
+    pub fn read(argv: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Flags, clap::Error> {
+        let mut command = Flags::command();
+        let matches = command.try_get_matches_from_mut(argv)?;
+        // clap's own rules cannot say this. To them a variable such as ELASTIC_ETCD, which is set for all programs, rules
+        // a flag out as a flag does. And they drop a `requires` whose target is ruled out.
+        let given = |flag: &str| matches.value_source(flag) == Some(ValueSource::CommandLine);
+        let embedded = given("embedded");
+        if embedded && given("etcd") {
+            let message = "'--embedded' cannot be used with '--etcd': the store is in this process or in etcd";
+            return Err(command.error(ErrorKind::ArgumentConflict, message));
+        }
+        if let Some(flag) = ["listen", "allow_remote"].into_iter().find(|flag| given(flag) && !embedded) {
+            let message = format!("'--{}' needs '--embedded': it is about that store", flag.replace('_', "-"));
+            return Err(command.error(ErrorKind::MissingRequiredArgument, message));
+        }
+        Flags::from_arg_matches(&matches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<Flags, String> {
+        let words = format!("elastic-coordinator {line}");
+        Flags::read(words.split_whitespace()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn flags_of_the_embedded_store_need_it() {
+        assert!(read("").is_ok_and(|flags| !flags.embedded));
+        assert!(read("--embedded --listen 0.0.0.0:1 --allow-remote").is_ok_and(|flags| flags.allow_remote));
+        for (line, expected) in [
+            ("--embedded --etcd a:1", "'--embedded' cannot be used with '--etcd'"),
+            ("--etcd a:1 --allow-remote", "'--allow-remote' needs '--embedded'"),
+            ("--etcd a:1 --listen 0.0.0.0:1", "'--listen' needs '--embedded'"),
+            ("--listen 0.0.0.0:1", "'--listen' needs '--embedded'"),
+        ] {
+            let refused = read(line).unwrap_err();
+            assert!(refused.contains(expected), "{line}: {refused}");
+        }
+    }
 }

@@ -6,7 +6,8 @@ pub mod operator;
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
 
 use elastic_rendezvous::job::Keys;
 use elastic_store::StoreError;
@@ -15,6 +16,14 @@ use elastic_store::tls::{MutualTls, TlsFiles};
 
 /// Variable that holds etcd's password where no file does.
 const PASSWORD: &str = "ELASTIC_ETCD_PASSWORD";
+
+/// The script that completes the flags of `F` in this shell.
+pub fn completion<F: CommandFactory>(shell: Shell) -> String {
+    let (mut command, mut script) = (F::command(), Vec::new());
+    let name = command.get_name().to_owned();
+    clap_complete::generate(shell, &mut command, name, &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
 
 /// Which store, and where in it.
 #[derive(Debug, Clone, Args)]
@@ -119,5 +128,20 @@ impl PeerFlags {
     /// Mutual TLS by these files, where they are named. Must be called within a tokio runtime.
     pub fn tls(&self) -> Result<Option<MutualTls>, String> {
         self.files().map(MutualTls::follow).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shells_complete_commands_and_flags() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let operator = completion::<operator::Flags>(shell);
+            assert!(operator.contains("drop-checkpoint") && operator.contains("older-than"), "{shell}");
+            let coordinator = completion::<coordinator::Flags>(shell);
+            assert!(coordinator.contains("elastic-coordinator") && coordinator.contains("http-users"), "{shell}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use elastic_flags::duration;
 
 use super::{PeerFlags, StoreFlags};
@@ -197,7 +198,8 @@ pub enum Command {
     /// hour after its end.
     Delete {
         /// The job
-        #[arg(required_unless_present = "finished", conflicts_with = "finished")]
+        // clap drops a `requires` whose target is ruled out, so each flag for many jobs has to rule out the one.
+        #[arg(required_unless_present = "finished", conflicts_with_all = ["finished", "older_than"])]
         job: Option<String>,
         /// All jobs that have ended, if they ended longer ago than --older-than
         #[arg(long, requires = "older_than")]
@@ -254,6 +256,13 @@ pub enum Command {
     Doctor {
         /// A job to look at too
         job: Option<String>,
+    },
+    /// Print a script by which a shell completes these commands and flags
+    ///
+    /// Packages have it already. For bash: source <(elasticctl completion bash). No store is asked.
+    Completion {
+        /// The shell
+        shell: Shell,
     },
 }
 
@@ -324,4 +333,32 @@ pub enum CertsCommand {
         #[arg(long)]
         renew: bool,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deletes(line: &str) -> Result<(Option<String>, Option<Duration>), String> {
+        match Flags::try_parse_from(format!("elasticctl delete {line}").split_whitespace()) {
+            Ok(Flags { command: Command::Delete { job, older_than, .. }, .. }) => Ok((job, older_than)),
+            Ok(other) => panic!("{line}: {other:?}"),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn one_job_is_deleted_by_name_and_many_by_age() {
+        let week = Duration::from_secs(7 * 86_400);
+        assert_eq!(deletes("J"), Ok((Some("J".into()), None)));
+        assert_eq!(deletes("--finished --older-than 7d"), Ok((None, Some(week))));
+        for line in ["J --older-than 7d", "--older-than 7d J", "J --finished", "J --finished --older-than 7d"] {
+            let refused = deletes(line).unwrap_err();
+            assert!(refused.contains("cannot be used with"), "{line}: {refused}");
+        }
+        for line in ["", "--older-than 7d", "--finished"] {
+            let refused = deletes(line).unwrap_err();
+            assert!(refused.contains("required"), "{line}: {refused}");
+        }
+    }
 }

@@ -97,7 +97,7 @@ async fn flags_that_mean_nothing_are_refused_at_once() {
         is_refused(&mut agent, 2, &[&flag]).await;
     }
     let long = "x".repeat(10_000);
-    for id in ["a/b", "a b", "jöb", "", &long] {
+    for id in ["a/b", "a b", "jöb", &long] {
         let mut agent = job.start_with("a", &[&format!("--rdzv-id={id}")]);
         is_refused(&mut agent, 2, &["--rdzv-id"]).await;
     }

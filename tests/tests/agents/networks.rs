@@ -8,8 +8,8 @@ use elastic_tests::prelude::*;
 
 use crate::agents::peer_tls::Pki;
 
-/// Two hosts, each booted by itself and on two networks; the default route leads into the first, the store is in the
-/// second. Each has an `/etc/hosts` of its own, and no name server.
+/// Two hosts of one name, each booted by itself and on two networks; the default route leads into the first, the store
+/// is in the second. Each has an `/etc/hosts` of its own, and no name server.
 struct Hosts {
     names: [String; 2],
     files: TempDir,
@@ -37,6 +37,7 @@ impl Hosts {
         let own = elastic_agent::for_tests::hostname();
         for host in [0, 1] {
             self.knows(host, &format!("127.0.0.1 localhost\n10.77.2.{} {own}\n", host + 1));
+            std::fs::create_dir(self.runtime(host)).unwrap();
             std::fs::write(self.boot(host), format!("6f0e9d0c-0b0a-4f3e-8f57-00000000000{host}\n")).unwrap();
         }
         for host in [a, b] {
@@ -74,11 +75,15 @@ impl Hosts {
         self.files.path().join(format!("boot-{host}"))
     }
 
+    fn runtime(&self, host: usize) -> PathBuf {
+        self.files.path().join(format!("run-{host}"))
+    }
+
     /// Starts the agent `a` or `b` on the first or the second host.
     fn start(&self, job: &Job, host: usize, flags: &[&str]) -> Agent {
         let script = r#"mount --bind "$0" /etc/hosts && mount --bind "$1" /etc/resolv.conf &&
-            mount --bind "$2" /proc/sys/kernel/random/boot_id && shift 2 && exec "$@""#;
-        let files = [self.file(host), self.files.path().join("resolv.conf"), self.boot(host)];
+            mount --bind "$2" /proc/sys/kernel/random/boot_id && export XDG_RUNTIME_DIR="$3" && shift 3 && exec "$@""#;
+        let files = [self.file(host), self.files.path().join("resolv.conf"), self.boot(host), self.runtime(host)];
         let netns = ["ip", "netns", "exec", &self.names[host], "sh", "-c", script].map(OsString::from);
         job.start_through(&[&netns[..], &files.map(PathBuf::into_os_string)].concat(), ["a", "b"][host], flags)
     }
@@ -134,12 +139,15 @@ fn job(flags: &[&str], env: &[(&str, &str)]) -> Job {
 
 /// A job whose store is served by the first host, at `address`, when it has ended well. The flags are each agent's.
 async fn meets(hosts: &Hosts, address: &str, flags: [&[&str]; 2], env: &[(&str, &str)]) -> Job {
-    let job = job(&["--rdzv-backend=c10d", &format!("--rdzv-endpoint={address}:29400"), "--insecure"], env);
+    let job = job(&["--rdzv-backend=c10d", &format!("--rdzv-endpoint={address}:29400")], env);
     // The first to come gets rank 0.
     let mut first = hosts.start(&job, 0, flags[0]);
     first.says("this agent serves the job's store", LIMIT).await;
     let mut second = hosts.start(&job, 1, flags[1]);
     assert_eq!([first.exit(LIMIT).await, second.exit(LIMIT).await], [0, 0]);
+    // The one that serves the store says that it is open to all.
+    let open = "can read and change the job's store";
+    assert_eq!([&first, &second].map(|agent| agent.output().matches(open).count()), [1, 0], "{}", first.output());
     job
 }
 
@@ -151,6 +159,19 @@ fn told(job: &Job) -> (String, [String; 2]) {
     let [(master, a), (same, b)] = [of(&told[0]), of(&told[1])];
     assert_eq!(master, same);
     (master, [a, b])
+}
+
+#[tokio::test]
+async fn hosts_of_one_name_are_two_nodes() {
+    let Some(hosts) = Hosts::new("same") else { return };
+    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.2.1:29400"], &[]);
+    let mut agents = [0, 1].map(|host| hosts.start(&job, host, &["--node-name="]));
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    let files = std::fs::read_dir(job.path("")).unwrap().flatten();
+    let told = files.filter_map(|file| Some(file.file_name().to_str()?.strip_prefix("told-")?.to_owned()));
+    let told: BTreeSet<String> = told.collect();
+    let own = format!("{}-", elastic_agent::for_tests::hostname());
+    assert!(told.len() == 2 && told.iter().all(|name| name.starts_with(&own)), "{told:?}");
 }
 
 #[tokio::test]
@@ -240,7 +261,7 @@ async fn an_address_that_can_be_bound_and_is_anothers_is_not_served() {
 #[tokio::test]
 async fn a_name_that_resolves_only_later_is_waited_for() {
     let Some(hosts) = Hosts::new("later") else { return };
-    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=pod-0:29400", "--insecure"], &[]);
+    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=pod-0:29400"], &[]);
     // Given a pod whose own name is not in DNS yet
     let mut agents = [hosts.start(&job, 0, &[]), hosts.start(&job, 1, &[])];
     for agent in &agents {
@@ -260,14 +281,14 @@ async fn a_name_that_resolves_only_later_is_waited_for() {
 async fn a_store_for_other_hosts_is_served_over_tls_on_the_address_that_is_given() {
     let Some(hosts) = Hosts::new("tls") else { return };
     let store = ["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.2.1:29400"];
-    // Without certificates, and without a word that this is meant, no one begins
-    let refused = job(&store, &[]);
+    // Without certificates, where they are required, no one begins
+    let refused = job(&store, &[("PET_REQUIRE_PEER_TLS", "1")]);
     let mut open = hosts.start(&refused, 0, &[]);
     assert_eq!(open.exit(LIMIT).await, 2);
-    let why = "could read and change the job's store; give every node --peer-cert FILE";
+    let why = "PET_REQUIRE_PEER_TLS: the nodes of this job would speak with each other without TLS; give every node";
     assert!(open.output().contains(why), "{}", open.output());
 
-    let (pki, job) = (Pki::of(&["a", "b"]).await, job(&store, &[]));
+    let (pki, job) = (Pki::of(&["a", "b"]).await, job(&store, &[("PET_REQUIRE_PEER_TLS", "1")]));
     let start = |host: usize| {
         let own = pki.flags(["a", "b"][host]);
         let bound = format!("--peer-port=10.77.2.{}:7000", host + 1);
@@ -309,7 +330,7 @@ async fn node_0_need_not_know_its_own_name_yet() {
 #[tokio::test]
 async fn a_name_that_never_resolves_ends_the_wait_with_its_name() {
     let Some(hosts) = Hosts::new("never") else { return };
-    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=pod-0:29400", "--insecure"], &[]);
+    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=pod-0:29400"], &[]);
     let job = job.conf("join_timeout", "2s");
     let mut agent = hosts.start(&job, 0, &[]);
     assert_eq!(agent.exit(LIMIT).await, 1);
@@ -325,7 +346,7 @@ async fn a_host_to_which_too_little_comes_is_kept_out() {
     if let Err(why) = ip(&limited.split(' ').collect::<Vec<_>>()) {
         return skip("TBF", format_args!("no link can be made slow: {why}"));
     }
-    let job = Job::met_by(&["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.2.1:29400", "--insecure"], "1:2");
+    let job = Job::met_by(&["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.2.1:29400"], "1:2");
     let mut first = hosts.start(&job, 0, &["--preflight-peer-bandwidth=100Mbit"]);
     first.says("bandwidth to a node of the job: no node of it is on another machine yet", LIMIT).await;
     job.runs(1, 1).await;

@@ -101,6 +101,80 @@ async fn a_password_that_everyone_on_the_host_can_read_is_warned_of() {
     }
 }
 
+#[tokio::test]
+async fn a_health_port_of_torchruns_variable_that_is_in_use_is_passed_over() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let launcher = Launcher::default().env("TORCHELASTIC_HEALTH_CHECK_PORT", &port);
+    let ended = launcher.run("torchrun", &["--standalone", "--no-python", "echo", "hello"]).await;
+    assert_eq!((ended.code, ended.lines()), (0, vec!["hello"]), "{ended:?}");
+    let warns = |line: &str| line.contains("WARN") && line.contains("TORCHELASTIC_HEALTH_CHECK_PORT has no effect");
+    assert!(ended.stderr.lines().any(warns), "{ended:?}");
+    let asked = launcher.run("elastic-agent", &["--standalone", "--health-port", &port, "--no-python", "true"]).await;
+    assert!(asked.code == 1 && asked.stderr.contains("--health-port"), "{asked:?}");
+}
+
+#[tokio::test]
+async fn variables_of_other_systems_reach_the_workers() {
+    let launcher = Launcher::default();
+    // Such names are of Windows' shells, and WSL passes them on.
+    let script = r#"import os, sys; os.execve(sys.argv[1], sys.argv[1:], {**os.environ, "=C:": "here"})"#;
+    let mut command = Command::new("python3");
+    command.args(["-c", script]).arg(binary("elastic-agent"));
+    command.args(["--standalone", "--log-dir=/dev/null", "--no-python", "env"]);
+    command.env("XDG_RUNTIME_DIR", launcher.path("run"));
+    let run = within("the agent ends", LIMIT, command.output()).await.unwrap();
+    let said = String::from_utf8_lossy(&run.stdout).into_owned();
+    assert!(said.lines().any(|line| line == "=C:=here"), "{}", String::from_utf8_lossy(&run.stderr));
+}
+
+/// Runs a standalone job in a mount namespace after these commands. `None` where that is not allowed.
+async fn mounted(mounts: &str, env: &[(&str, &str)]) -> Option<Output> {
+    let may = Command::new("unshare").args(["--mount", "sh", "-c", mounts]).output().await;
+    if !may.is_ok_and(|may| may.status.success()) {
+        skip("MOUNTS", format_args!("nothing can be mounted here: {mounts}"));
+        return None;
+    }
+    let script = format!(r#"{mounts} && exec "$0" --standalone --log-dir=/dev/null --no-python echo hello"#);
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", &script]).arg(binary("elastic-agent"));
+    command.env_remove("XDG_RUNTIME_DIR").envs(env.iter().copied());
+    Some(within("the agent ends", LIMIT, command.output()).await.unwrap())
+}
+
+fn says_hello(run: &Output) {
+    assert!(run.status.success() && run.stdout.starts_with(b"hello"), "{run:?}");
+}
+
+#[tokio::test]
+async fn a_proc_with_processes_alone_is_enough() {
+    let Some(run) = mounted("mount -t proc -o subset=pid proc /proc", &[]).await else { return };
+    says_hello(&run);
+}
+
+#[tokio::test]
+async fn where_only_tmpdir_can_be_written_runtime_files_are_there() {
+    let folder = tempfile::Builder::new().prefix("e").tempdir_in("/dev/shm").unwrap();
+    let mounts = "for at in /tmp /run; do mount -t tmpfs -o ro none $at; done";
+    let tmpdir = folder.path().to_str().unwrap();
+    let Some(run) = mounted(mounts, &[("TMPDIR", tmpdir)]).await else { return };
+    says_hello(&run);
+    let mut made = std::fs::read_dir(folder.path()).unwrap().flatten();
+    assert!(made.any(|entry| entry.file_name().to_string_lossy().starts_with("elastic-agent-")));
+}
+
+#[tokio::test]
+async fn a_long_runtime_directory_is_passed_over() {
+    let base = tempfile::tempdir().unwrap();
+    let long = base.path().join("x".repeat(60));
+    std::fs::create_dir(&long).unwrap();
+    let job = Job::met_by(&["--standalone"], "1").env("XDG_RUNTIME_DIR", &long);
+    let mut agent = job.start("a");
+    job.runs(1, 1).await.exit(0);
+    assert_eq!(agent.exit(LIMIT).await, 0);
+    assert!(!agent.output().contains("runtime directory"), "{}", agent.output());
+}
+
 /// A prefix with the agent and a Python that says which it is.
 struct Prefix(tempfile::TempDir);
 
@@ -114,6 +188,7 @@ impl Prefix {
         std::fs::write(bin.join("python"), "#!/bin/sh\necho \"$0\"\n").unwrap();
         std::fs::set_permissions(bin.join("python"), std::fs::Permissions::from_mode(0o755)).unwrap();
         std::fs::write(dir.path().join(mark), "").unwrap();
+        std::fs::create_dir_all(dir.path().join("lib/python3/site-packages/torch")).unwrap();
         Prefix(dir)
     }
 
@@ -144,7 +219,13 @@ async fn in_an_environment_that_is_not_activated_its_python_runs_the_workers() {
         assert_eq!(venv.python(other.at("agent"), &[]).await, own.to_str().unwrap(), "by a link from elsewhere");
 
         let activated = venv.python(venv.at("bin/elastic-agent"), &[("VIRTUAL_ENV", other.at(""))]).await;
-        assert_eq!(PathBuf::from(activated), other.at("bin/python"), "another one is activated");
+        assert_eq!(PathBuf::from(activated), own, "as torchrun does there, also when another one is activated");
+
+        // Installed as a tool, with a link on PATH and no packages for scripts
+        std::fs::remove_dir(venv.at("lib/python3/site-packages/torch")).unwrap();
+        let linked = venv.python(other.at("agent"), &[("VIRTUAL_ENV", other.at(""))]).await;
+        let python = if mark == "conda-meta" { own } else { other.at("bin/python") };
+        assert_eq!(PathBuf::from(linked), python, "{mark}");
     }
 }
 

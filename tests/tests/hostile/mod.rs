@@ -41,7 +41,9 @@ fn agent_at(endpoint: SocketAddr, script: &str) -> (Process, SocketAddr) {
             &endpoint_flag,
             &peer_flag,
             &job,
-            "--nnodes=1",
+            // The store of one node alone would not be served.
+            "--nnodes=1:2",
+            "--rdzv-conf=last_call_timeout=0",
             "--nproc-per-node=1",
             "--local-addr=127.0.0.1",
             "--max-restarts=3",

@@ -4,6 +4,7 @@
 //! `make test` runs them on elastic-agent by torchrun's name, `make test-torchrun` on torchrun. Which of PyTorch's
 //! cases is which test, which have no place here, and which torchrun fails: `docs/launcher-cases.md`.
 
+mod elsewhere;
 mod ends;
 mod logs;
 mod membership;

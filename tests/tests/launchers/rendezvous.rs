@@ -12,6 +12,7 @@ cases! {
     two_standalone_nodes_do_not_meet
     a_backend_that_does_not_exist_is_named
     too_few_nodes_give_up_after_the_join_timeout
+    an_id_that_was_used_before_is_no_success
     ; beyond torchrun:
     a_failed_jobs_id_can_be_used_again = "left == right"
 }
@@ -81,6 +82,19 @@ async fn too_few_nodes_give_up_after_the_join_timeout(launcher: Launcher) {
     let code = scene.run(&rendezvous.and(&["--nnodes=2", "--rdzv_conf=join_timeout=3,last_call_timeout=1"])).await;
     assert_eq!((code, scene.ranks()), (1, names([])));
     assert!(scene.log().to_lowercase().contains("timeout"), "{}", scene.log());
+}
+
+/// torchrun's `etcd` closes an id when its job ends.
+async fn an_id_that_was_used_before_is_no_success(launcher: Launcher) {
+    let scene = Scene::new(launcher, "touch rank-$1");
+    let (_server, rendezvous) = Rendezvous::etcd(&scene.launcher, "etcd").await;
+    let flags = rendezvous.and(&["--nnodes=1"]);
+    assert_eq!(scene.end(&mut scene.start_with(&flags, &["first"])).await, 0);
+    assert_eq!(scene.end(&mut scene.start_with(&flags, &["second"])).await, 1);
+    assert_eq!(scene.ranks(), names(["first"]));
+    if let Launcher::ElasticAgent = scene.launcher {
+        assert!(scene.log().contains("no worker ran here: job `j` had ended already"), "{}", scene.log());
+    }
 }
 
 /// On torchrun's `etcd` the first failure closes the id for up to two hours.

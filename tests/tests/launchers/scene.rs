@@ -108,6 +108,11 @@ impl Scene {
     }
 
     pub(crate) fn start_program(&self, flags: &[&str], program: &[&str]) -> Process {
+        self.start_in(&[], flags, program)
+    }
+
+    /// Starts a launcher with variables of its own.
+    pub(crate) fn start_in(&self, env: &[(&str, &str)], flags: &[&str], program: &[&str]) -> Process {
         let mut command = match &self.launcher {
             Launcher::ElasticAgent => {
                 let mut command = Command::new(binary("elastic-agent"));
@@ -119,7 +124,7 @@ impl Scene {
         remove_settings(&mut command);
         command.args(flags).args(program).current_dir(self.path(""));
         command.env("OMP_NUM_THREADS", "1").env("XDG_RUNTIME_DIR", self.path("")).env_remove("LOGLEVEL");
-        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command.envs(self.env.iter().map(|(name, value)| (name, value))).envs(env.iter().copied());
         Process::spawn("launcher", command, &self.path("log"))
     }
 

@@ -52,7 +52,10 @@ impl Scene {
     async fn embedded(min: u32, max: u32) -> (Process, String, Scene) {
         let store = ["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"];
         let args = [&store[..], &["--http", "127.0.0.1:0", "--http-jobs"]].concat();
-        let coordinator = Process::start("elastic-coordinator", &args);
+        // A variable for all programs does not rule the flag out.
+        let program = binary("elastic-coordinator");
+        let before = ["ELASTIC_ETCD=etcd.invalid:2379", program.to_str().unwrap()];
+        let coordinator = Process::start_program(Path::new("/usr/bin/env"), &[&before[..], &args].concat());
         let page = coordinator.says("http://", WITHIN).await;
         let scene = Scene::at(&coordinator.says("address=", WITHIN).await, min, max);
         (coordinator, page, scene)

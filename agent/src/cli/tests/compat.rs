@@ -37,6 +37,68 @@ fn launch_tells_its_workers_their_local_rank() {
     assert!(as_(Dialect::Launch, "--no_python --use-env prog", &[]).is_ok());
 }
 
+/// A command line of torchrun, with words that may be empty.
+fn torchrun_words(words: &[&str]) -> Options {
+    let argv = words.iter().map(OsString::from);
+    parse(Dialect::Torchrun, argv, &|_| None, FRESH).unwrap_or_else(|stop| panic!("{words:?}: {stop}"))
+}
+
+#[test]
+fn empty_flags_are_as_if_they_were_not_given() {
+    let flags = "rdzv-endpoint rdzv-id rdzv-conf log-dir local-addr local-ranks-filter duplicate-stdout-filters \
+        duplicate-stderr-filters log-line-prefix-template logs-specs";
+    for flag in flags.split_whitespace() {
+        assert_eq!(torchrun_words(&[&format!("--{flag}"), "", "t"]), torchrun("t"), "--{flag}");
+        let own = run_os(vec![format!("--{flag}=").into(), "t".into()]);
+        assert_eq!(own.as_ref(), run_with("t", &[]).as_ref(), "--{flag}");
+    }
+    // An empty flag wins over its variable, as on torchrun's command line.
+    let variables = [("PET_LOG_DIR", "/logs"), ("PET_RDZV_CONF", "timeout=7")];
+    let empty = as_(Dialect::Torchrun, "--log-dir= --rdzv-conf= t", &variables).unwrap();
+    assert_eq!(empty, torchrun("t"));
+}
+
+#[test]
+fn any_role_is_taken() {
+    for role in ["", "a\tb", &"r".repeat(4000)] {
+        assert_eq!(torchrun_words(&["--role", role, "t"]).workers.role, role);
+    }
+    assert_eq!(run("--role= t").workers.role, "");
+    assert!(mistake_with(&format!("--role={} t", "r".repeat(129)), &[]).contains("it is too long"));
+}
+
+#[test]
+fn rendezvous_keys_that_are_unknown_or_repeated_are_warned_of() {
+    let conf = "rdzv_backend=c10d,overlap_timeout=600,timeout=60,timeout=90,lease_ttl=20";
+    let options = torchrun(&format!("--rdzv_conf={conf} t"));
+    assert_eq!(options.spec.timings.join_timeout, Duration::from_secs(90), "the last one counts");
+    let warnings = &options.log.warnings;
+    let expected = [
+        "--rdzv-conf rdzv_backend: no such key",
+        "--rdzv-conf overlap_timeout: no such key",
+        "--rdzv-conf timeout=90: the key is given twice",
+    ];
+    assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
+    for (warning, expected) in warnings.iter().zip(expected) {
+        assert!(warning.starts_with(expected), "{warning:?} should begin with {expected:?}");
+    }
+}
+
+#[test]
+fn one_node_on_c10d_needs_no_store_and_keeps_its_id() {
+    for line in [
+        "--nnodes=1 --rdzv_id=100 --rdzv_backend=c10d --rdzv_endpoint=localhost:29400 t",
+        "--nnodes=1:1 --rdzv_id=100 --rdzv_backend=c10d --rdzv_endpoint=node0.example:29400 t",
+        "--rdzv_id=100 --rdzv_backend=c10d --rdzv_endpoint=localhost:0 t",
+        "--rdzv_id=100 --rdzv_backend=c10d t",
+        "--rdzv_id=100 --rdzv_endpoint=node0 t",
+    ] {
+        let options = torchrun(line);
+        assert_eq!((options.store.choice, options.job.as_ref()), (StoreChoice::Standalone, "100"), "{line}");
+        assert_eq!(options.log.warnings, [""; 0], "{line}");
+    }
+}
+
 #[test]
 fn mistakes_end_as_they_do_with_torchrun() {
     let table = [
@@ -140,9 +202,9 @@ fn one_node_alone_serves_nothing_whatever_port_it_is_told() {
 
 #[test]
 fn command_lines_from_elsewhere_run_with_the_name_swapped() {
-    // Bagua's tutorial, on a network that is trusted.
-    let line = "--nnodes=1:4 --nproc_per_node=2 --rdzv_id=J --rdzv_backend=c10d --rdzv_endpoint=node0 t.py a";
-    let bagua = as_(Dialect::Torchrun, line, &[("PET_INSECURE", "1")]).unwrap();
+    // Bagua's tutorial.
+    let bagua =
+        torchrun("--nnodes=1:4 --nproc_per_node=2 --rdzv_id=J --rdzv_backend=c10d --rdzv_endpoint=node0 t.py a");
     assert!(matches!(&bagua.store.choice, StoreChoice::Hosted { endpoint, .. } if endpoint.port == 29400));
     assert_eq!(nodes(&bagua), (1, 4));
 

@@ -125,27 +125,25 @@ fn times_may_have_units() {
 }
 
 #[test]
-fn a_store_for_everybody_is_served_only_where_that_is_meant() {
-    let c10d = "--rdzv-backend=c10d --rdzv-endpoint=n0";
-    for closed in [
-        "--insecure",
-        "--peer-cert=c --peer-key=k --peer-ca=a",
-        "--peer-port=127.0.0.1:7000",
-        "--rdzv-conf is_host=false",
-        "--rdzv-endpoint=localhost",
-    ] {
-        assert!(run_with(&format!("{c10d} {closed} t"), &[]).is_ok(), "{closed}");
+fn a_store_for_everybody_is_served_unless_tls_is_required() {
+    let node0 = Endpoint { host: "n0".into(), port: 29400 };
+    let c10d = "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n0";
+    let etcd = "--rdzv-backend=etcd --rdzv-endpoint=n0 --rdzv-id=J";
+    for line in [c10d, "--nnodes=2 --master-addr=n0", etcd, "--nnodes=2 --master-addr=n0 --peer-port=0.0.0.0:7000"] {
+        assert!(run(&format!("{line} t")).network.leaves_open(&node0), "{line}");
+        let refused = mistake_with(&format!("{line} --insecure --require-peer-tls t"), &[]);
+        assert!(refused.starts_with("--require-peer-tls: the nodes of this job would speak"), "{line}: {refused}");
+        let refused = mistake_with(&format!("{line} t"), &[("PET_REQUIRE_PEER_TLS", "1")]);
+        assert!(refused.starts_with("PET_REQUIRE_PEER_TLS: "), "{line}: {refused}");
     }
-    assert!(run_with(&format!("{c10d} t"), &[("PET_INSECURE", "1")]).is_ok());
-    assert!(mistake_with(&format!("{c10d} --peer-port=0.0.0.0:7000 t"), &[]).contains("--insecure"));
-    let fixed = |flags: &str| run(&format!("--nnodes=2 --master-addr=n0 {flags} t")).log.warnings;
-    let open = fixed("");
-    assert!(open[0].starts_with("--rdzv-backend=static: any host that reaches port 29500 of n0"), "{open:?}");
-    for (flags, why) in
-        [("--insecure", "meant"), ("--node-rank=1", "another serves"), ("--master-addr=::1", "loopback")]
-    {
-        assert_eq!(fixed(flags), [""; 0], "{why}");
+    let local = "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost";
+    let bound = format!("{c10d} --peer-port=127.0.0.1:7000");
+    let tls = format!("{c10d} --peer-cert=c --peer-key=k --peer-ca=a");
+    for line in [&tls, &bound, local, "--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=n0", "--standalone"] {
+        let closed = run(&format!("{line} --require-peer-tls t"));
+        assert!(closed.store.choice.endpoints().iter().all(|store| !closed.network.leaves_open(store)), "{line}");
     }
+    assert!(!run_with(&format!("{c10d} t"), &[("PET_INSECURE", "1")]).unwrap().network.leaves_open(&node0));
 }
 
 #[test]
@@ -196,8 +194,8 @@ fn endpoints_have_default_ports_and_may_be_several() {
     let at =
         |host: &str, port, is_host| StoreChoice::Hosted { endpoint: Endpoint { host: host.into(), port }, is_host };
     assert_eq!(hosted("--rdzv-backend=c10d --nnodes=2 t"), at("localhost", 29400, None));
-    assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=n0 --insecure t"), at("n0", 29400, None));
-    let told = hosted("--rdzv-backend=c10d --rdzv-endpoint=n0:5 --insecure --rdzv-conf is_host=true,read_timeout=60 t");
+    assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=n0 --nnodes=2 t"), at("n0", 29400, None));
+    let told = hosted("--rdzv-backend=c10d --rdzv-endpoint=n0:5 --nnodes=2 --rdzv-conf is_host=true,read_timeout=60 t");
     assert_eq!(told, at("n0", 5, Some(true)));
     assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=localhost:0 t"), StoreChoice::Standalone);
 }
@@ -382,8 +380,13 @@ fn who_serves_the_workers_store_is_the_keys_word_or_torchruns_variable() {
 fn health_is_this_machines_alone_unless_an_address_is_given() {
     let health = |flags: &str, env: &str| {
         let options = run_with(&format!("{flags} t"), &[("TORCHELASTIC_HEALTH_CHECK_PORT", env)]);
-        options.unwrap_or_else(|stop| panic!("{flags}: {stop}")).health.map(|address| address.to_string())
+        options.unwrap_or_else(|stop| panic!("{flags}: {stop}")).health.map(|port| port.at.to_string())
     };
+    let needed = |flags: &str| {
+        let variable = [("TORCHELASTIC_HEALTH_CHECK_PORT", "7")];
+        run_with(&format!("{flags} t"), &variable).unwrap().health.map(|port| port.needed)
+    };
+    assert_eq!((needed("--health-port=8080"), needed("")), (Some(true), Some(false)));
     assert_eq!(health("--health-port=8080", "").as_deref(), Some("127.0.0.1:8080"));
     assert_eq!(health("--health-port=0.0.0.0:8080", "7").as_deref(), Some("0.0.0.0:8080"));
     assert_eq!(health("--health-port=[::]:8080", "").as_deref(), Some("[::]:8080"));

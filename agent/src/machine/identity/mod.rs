@@ -9,11 +9,11 @@ mod lock;
 mod runtime;
 #[cfg(test)]
 mod tests;
+mod unnamed;
 
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -46,8 +46,6 @@ pub(crate) enum IdentityError {
         path.display()
     )]
     Runtime { path: PathBuf, cause: String },
-    #[error("read /proc/sys/kernel/random/boot_id: {0}; the agent needs /proc")]
-    BootId(io::Error),
 }
 
 const SOCKET: &str = ".sock";
@@ -55,7 +53,7 @@ const SOCKET: &str = ".sock";
 /// This node's identity. Dropping it gives up the name, unless a duplicate of the lock's descriptor is still open.
 #[derive(Debug)]
 pub(crate) struct NodeIdentity {
-    /// The node's name, unique in the job on this machine.
+    /// The node's name, unique in the job.
     pub name: String,
     pub incarnation: Uuid,
     /// The machine's id: `/etc/machine-id`, or an id made of the boot's id where there is none.
@@ -75,7 +73,7 @@ impl fmt::Display for NodeIdentity {
 }
 
 impl NodeIdentity {
-    /// Takes a name in this job and locks it: `name`, or without it the first free slot of the host's name. While a
+    /// Takes a name in this job and locks it: `name`, or without it the first free slot of [`unnamed::name`]. While a
     /// predecessor of the same name ends, this blocks for at most `patience`, usually [`PATIENCE`]. Without a name, it
     /// blocks for at most that long at each slot.
     pub(crate) fn claim(
@@ -84,15 +82,19 @@ impl NodeIdentity {
         runtime: &RuntimeDir,
         patience: Duration,
     ) -> Result<NodeIdentity, IdentityError> {
-        let boot_id = boot_id()?;
         let host = hostname();
+        let machine_id = machine_id(&MACHINE_IDS.map(Path::new));
+        let boot_id = boot_id(machine_id.as_deref(), &host);
         let incarnation = Uuid::new_v4();
         let directory = runtime.open(job)?;
         let (name, lock) = match name {
             Some(name) => (name.to_owned(), named(&directory, name, incarnation, patience)?),
-            None => first_free(&directory, &host_node_name(), incarnation, patience)?,
+            None => {
+                let unnamed = unnamed::here(&host, &boot_id, machine_id.as_deref(), &directory.locks()?);
+                first_free(&directory, &unnamed, incarnation, patience)?
+            }
         };
-        let machine_id = machine_id(&[Path::new("/etc/machine-id"), Path::new("/var/lib/dbus/machine-id")], &boot_id);
+        let machine_id = machine_id.unwrap_or_else(|| format!("boot-{boot_id}"));
         Ok(NodeIdentity { name, incarnation, machine_id, boot_id, host, lock, directory: directory.path })
     }
 
@@ -141,9 +143,11 @@ pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// This host's name as a node's: what an agent without `--node-name` takes first.
-pub(crate) fn host_node_name() -> String {
-    node_name(&hostname())
+/// What an agent without `--node-name` takes first on this machine.
+pub(crate) fn unnamed_here(runtime: &RuntimeDir) -> Result<String, IdentityError> {
+    let (host, machine_id) = (hostname(), machine_id(&MACHINE_IDS.map(Path::new)));
+    let boot_id = boot_id(machine_id.as_deref(), &host);
+    Ok(unnamed::here(&host, &boot_id, machine_id.as_deref(), &runtime.locks()?))
 }
 
 fn named(
@@ -213,17 +217,26 @@ fn node_name(host: &str) -> String {
     if name.is_empty() { "node".into() } else { name.to_owned() }
 }
 
-fn boot_id() -> Result<String, IdentityError> {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(IdentityError::BootId)?;
-    Ok(text.trim().to_owned())
+/// The id of the running kernel. Where /proc does not show it (`subset=pid`), it is made of the machine's id, or else of
+/// the host's name.
+fn boot_id(machine_id: Option<&str>, host: &str) -> String {
+    match fs::read_to_string("/proc/sys/kernel/random/boot_id") {
+        Ok(text) => text.trim().to_owned(),
+        Err(error) => {
+            tracing::info!(%error, "/proc does not show this boot's id, so the machine's id is used for it");
+            machine_id.map_or_else(|| format!("host-{host}"), |id| format!("machine-{id}"))
+        }
+    }
 }
+
+const MACHINE_IDS: [&str; 2] = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
 
 /// The id in the first valid file of `files`. Containers often have none, and then the boot's id is used for the
 /// machine. The boot's id names one running kernel. It never names two machines, as a host's name might.
-fn machine_id(files: &[&Path], boot_id: &str) -> String {
+fn machine_id(files: &[&Path]) -> Option<String> {
     let valid = |text: &str| text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
     let read = |path: &&Path| Some(fs::read_to_string(path).ok()?.trim().to_owned()).filter(|text| valid(text));
-    files.iter().find_map(read).unwrap_or_else(|| format!("boot-{boot_id}"))
+    files.iter().find_map(read)
 }
 
 pub(crate) fn process_runtime_dir() -> RuntimeDir {

@@ -8,9 +8,11 @@ use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
 
 use super::IdentityError;
 
-/// The longest name of a job's directory, in bytes. A UUID fits, and a socket in the directory stays within the 108
-/// bytes of a socket's path.
+/// The longest name of a job's directory, in bytes. A UUID fits.
 const LONGEST_NAME: usize = 40;
+/// The longest path of a job's directory, in bytes. A socket's path has 107 bytes at most (unix(7)), and a socket in the
+/// directory adds 20.
+const LONGEST_PATH: usize = 87;
 
 /// Where runtime files are kept on this host: in the first of these places that can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,13 +29,16 @@ struct Candidate {
 }
 
 impl RuntimeDir {
-    /// `$XDG_RUNTIME_DIR/elastic-agent`, then for root `/run/elastic-agent`, then `/tmp/elastic-agent-<uid>`.
+    /// `$XDG_RUNTIME_DIR/elastic-agent`, then for root `/run/elastic-agent`, then `elastic-agent-<uid>` in `/tmp`, then
+    /// that in `$TMPDIR`. The last comes last because schedulers give each job its own.
     pub(crate) fn of(env: &dyn Fn(&str) -> Option<OsString>, uid: u32) -> RuntimeDir {
         // The specification demands an absolute path, and says to ignore any other.
-        let xdg = env("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-        let run = (uid == 0).then(|| PathBuf::from("/run"));
-        let shared = Candidate { base: "/tmp".into(), own: format!("elastic-agent-{uid}") };
-        RuntimeDir { places: xdg.into_iter().chain(run).map(Candidate::under).chain([shared]).collect() }
+        let absolute = |name: &str| env(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let own =
+            absolute("XDG_RUNTIME_DIR").into_iter().chain((uid == 0).then(|| "/run".into())).map(Candidate::under);
+        let shared = [PathBuf::from("/tmp")].into_iter().chain(absolute("TMPDIR").filter(|path| path != "/tmp"));
+        let shared = shared.map(|base| Candidate { base, own: format!("elastic-agent-{uid}") });
+        RuntimeDir { places: own.chain(shared).collect() }
     }
 
     /// Only `<base>/elastic-agent`.
@@ -42,15 +47,33 @@ impl RuntimeDir {
         RuntimeDir { places: vec![Candidate::under(base.into())] }
     }
 
-    /// Opens the job's directory, and makes it where needed. A place that cannot be used is skipped with a warning,
-    /// because `$XDG_RUNTIME_DIR` often belongs to another host or another user.
+    /// Opens the job's directory, and makes it where needed.
     pub(super) fn open(&self, job: &str) -> Result<Directory, IdentityError> {
-        let mut places = self.places.iter();
-        let mut place = places.next().ok_or_else(|| refuse(Path::new("/"), "no place is named".into()))?;
+        let name = job_directory(job);
+        self.first(name.len(), |place| place.open(&name))
+    }
+
+    /// The directory in which the directories of most jobs lie.
+    pub(super) fn locks(&self) -> Result<Locks, IdentityError> {
+        self.first(LONGEST_NAME, |place| place.own()?.locks())
+    }
+
+    /// Uses the first place that can be used for a job whose directory's name has `length` bytes. A place that cannot is
+    /// skipped with a warning, because `$XDG_RUNTIME_DIR` often belongs to another host or another user. One with a long
+    /// path is skipped without a word, as is right where a user has chosen it for other programs.
+    fn first<T>(
+        &self,
+        length: usize,
+        used: impl Fn(&Candidate) -> Result<T, IdentityError>,
+    ) -> Result<T, IdentityError> {
+        let fits = |place: &&Candidate| place.path().as_os_str().len() + 1 + length <= LONGEST_PATH;
+        let mut places = self.places.iter().filter(fits);
+        let longest = self.places.last().map(Candidate::path).unwrap_or_default();
+        let mut place = places.next().ok_or_else(|| refuse(&longest, "its path is too long for sockets".into()))?;
         loop {
-            match (place.open(job), places.next()) {
+            match (used(place), places.next()) {
                 (Err(error), Some(next)) => {
-                    tracing::warn!("{error}; using {} instead", next.base.join(&next.own).display());
+                    tracing::warn!("{error}; using {} instead", next.path().display());
                     place = next;
                 }
                 (opened, _) => return opened,
@@ -64,14 +87,32 @@ impl Candidate {
         Candidate { base, own: "elastic-agent".into() }
     }
 
-    fn open(&self, job: &str) -> Result<Directory, IdentityError> {
+    fn path(&self) -> PathBuf {
+        self.base.join(&self.own)
+    }
+
+    /// Opens our directory.
+    fn own(&self) -> Result<Directory, IdentityError> {
         let base = rustix::fs::openat(CWD, &self.base, DIRECTORY, Mode::empty())
             .map_err(|errno| refuse(&self.base, errno.to_string()))?;
-        let own = Directory { fd: base, path: self.base.clone(), _parent: None }.private(&self.own)?;
-        rustix::fs::flock(&own.fd, FlockOperation::LockShared).map_err(|errno| refuse(&own.path, errno.to_string()))?;
-        let job = own.private(&job_directory(job))?;
-        Ok(Directory { _parent: Some(own.fd), ..job })
+        Directory { fd: base, path: self.base.clone(), parent: None }.private(&self.own)
     }
+
+    /// Opens the directory of this name in ours.
+    fn open(&self, name: &str) -> Result<Directory, IdentityError> {
+        let own = self.own()?;
+        rustix::fs::flock(&own.fd, FlockOperation::LockShared).map_err(|errno| refuse(&own.path, errno.to_string()))?;
+        let job = own.private(name)?;
+        Ok(Directory { parent: Some(own.fd), ..job })
+    }
+}
+
+/// The directory in which the jobs' directories lie, with the locks of their nodes' names.
+#[derive(Debug)]
+pub(super) struct Locks {
+    pub(super) path: PathBuf,
+    pub(super) device: u64,
+    pub(super) inode: u64,
 }
 
 /// An open directory, and its path for messages and sockets.
@@ -80,7 +121,7 @@ pub(super) struct Directory {
     pub(super) fd: OwnedFd,
     pub(super) path: PathBuf,
     /// Of a job's directory: what it lies in, locked, so that [`remove`] does not take it away while it is open.
-    _parent: Option<OwnedFd>,
+    parent: Option<OwnedFd>,
 }
 
 /// Removes a job's directory if it is empty and no agent is about to make a file in it. This is only tidying: what stays
@@ -119,7 +160,17 @@ impl Directory {
         if stat.st_mode & 0o022 != 0 {
             return Err(refuse(&path, format!("others can write it (mode {:o})", stat.st_mode & 0o7777)));
         }
-        Ok(Directory { fd, path, _parent: None })
+        Ok(Directory { fd, path, parent: None })
+    }
+
+    /// Ours: of a job's directory, the one that it lies in.
+    pub(super) fn locks(&self) -> Result<Locks, IdentityError> {
+        let (fd, path) = match (&self.parent, self.path.parent()) {
+            (Some(parent), Some(path)) => (parent, path),
+            _ => (&self.fd, self.path.as_path()),
+        };
+        let stat = rustix::fs::fstat(fd).map_err(|errno| refuse(path, errno.to_string()))?;
+        Ok(Locks { path: path.to_owned(), device: stat.st_dev, inode: stat.st_ino })
     }
 }
 
@@ -147,7 +198,7 @@ pub(super) fn socket_prefix(node: &str) -> String {
 
 /// FNV-1a, 64 bits (Fowler, Noll, Vo). The standard library's hash may change with its version, but agents of two
 /// versions must find the same directory.
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub(super) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
@@ -158,15 +209,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_is_xdgs_then_run_for_root_then_tmp() {
-        let dirs = |xdg: Option<&str>, uid| {
-            let dir = RuntimeDir::of(&|_| xdg.map(OsString::from), uid);
-            dir.places.iter().map(|place| place.base.join(&place.own).display().to_string()).collect::<Vec<_>>()
+    fn the_place_is_xdgs_then_run_for_root_then_tmp_then_tmpdir() {
+        let with = |xdg: Option<&str>, tmp: Option<&str>, uid| {
+            let set = |name: &str| if name == "TMPDIR" { tmp } else { xdg };
+            let dir = RuntimeDir::of(&|name| set(name).map(OsString::from), uid);
+            dir.places.iter().map(|place| place.path().display().to_string()).collect::<Vec<_>>()
         };
+        let dirs = |xdg: Option<&str>, uid| with(xdg, Some("/tmp"), uid);
+        assert_eq!(with(None, Some("/scratch"), 7), ["/tmp/elastic-agent-7", "/scratch/elastic-agent-7"]);
         assert_eq!(dirs(Some("/run/user/7"), 7), ["/run/user/7/elastic-agent", "/tmp/elastic-agent-7"]);
         assert_eq!(dirs(Some("relative"), 7), ["/tmp/elastic-agent-7"]);
         assert_eq!(dirs(None, 7), ["/tmp/elastic-agent-7"]);
         assert_eq!(dirs(None, 0), ["/run/elastic-agent", "/tmp/elastic-agent-0"]);
+    }
+
+    #[test]
+    fn a_place_whose_path_is_too_long_for_a_socket_is_passed_over() {
+        let base = tempfile::tempdir().unwrap();
+        let long = base.path().join("x".repeat(60));
+        std::fs::create_dir(&long).unwrap();
+        let dir = RuntimeDir { places: vec![Candidate::under(long.clone()), Candidate::under(base.path().into())] };
+        let job = "0123456789abcdef0123456789abcdef0123";
+        let opened = dir.open(job).unwrap();
+        assert_eq!(opened.path, base.path().join("elastic-agent").join(job));
+        let error = RuntimeDir::under(long).open(job).unwrap_err().to_string();
+        assert!(error.contains("its path is too long for sockets; set XDG_RUNTIME_DIR"), "{error}");
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
+use tempfile::TempDir;
+
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(60);
@@ -79,9 +81,9 @@ fn sockets_of_killed_agents_of_the_node_go_and_those_of_others_stay() {
 #[test]
 fn agents_without_names_take_the_first_free_slots() {
     let base = tempfile::tempdir().unwrap();
-    let host = node_name(&hostname());
     let first = take(base.path(), None, SHORT).unwrap();
     let second = take(base.path(), None, SHORT).unwrap();
+    let host = unnamed_here(&RuntimeDir::under(base.path())).unwrap();
     assert_eq!((first.name.as_str(), second.name.as_str()), (host.as_str(), format!("{host}-2").as_str()));
     assert_ne!(lock_file(&first), lock_file(&second));
     // When the first ends, the next takes its slot, and its very lock.
@@ -141,7 +143,7 @@ fn the_lock_does_not_leak_into_programs() {
 #[test]
 fn a_dead_agents_slot_is_waited_for_and_a_living_ones_is_not() {
     let base = tempfile::tempdir().unwrap();
-    let host = node_name(&hostname());
+    let host = unnamed_here(&RuntimeDir::under(base.path())).unwrap();
     // The slot's agent is dead and its guard is at work: the lock is held, and the file names a process that has ended.
     let guard = take(base.path(), None, SHORT).unwrap();
     let mut ended = Command::new("true").spawn().unwrap();
@@ -229,13 +231,23 @@ fn host_names_become_node_names() {
 }
 
 #[test]
+fn a_name_that_was_not_given_is_this_folders_and_lasts() {
+    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let name = |base: &TempDir| take(base.path(), None, SHORT).unwrap().name;
+    let first = name(&one);
+    assert!(first.starts_with(&format!("{}-", node_name(&hostname()))), "{first}");
+    assert_ne!(first, name(&other), "two containers with folders of their own");
+    assert_eq!(first, name(&one), "an agent that is started again");
+}
+
+#[test]
 fn a_machine_without_an_id_is_known_by_its_boot() {
     let dir = tempfile::tempdir().unwrap();
     let (good, bad) = (dir.path().join("good"), dir.path().join("bad"));
     fs::write(&good, "0123456789abcdef0123456789abcdef\n").unwrap();
     fs::write(&bad, "uninitialized\n").unwrap();
-    assert_eq!(machine_id(&[&bad, &good], "B"), "0123456789abcdef0123456789abcdef");
-    assert_eq!(machine_id(&[&bad, &dir.path().join("absent")], "B"), "boot-B");
+    assert_eq!(machine_id(&[&bad, &good]).as_deref(), Some("0123456789abcdef0123456789abcdef"));
+    assert_eq!(machine_id(&[&bad, &dir.path().join("absent")]), None);
 }
 
 const BASE: &str = "IDENTITY_TEST_BASE";

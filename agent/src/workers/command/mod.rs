@@ -1,6 +1,8 @@
 //! The workers' command line: which interpreter or program, and each worker's arguments. It is checked before the node
 //! joins, so that a typing error costs one node a second and does not cost the job a round.
 
+mod python;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -8,6 +10,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Access;
 
 use crate::output::template;
+
+pub(crate) use python::AgentProgram;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProgramKind {
@@ -37,8 +41,8 @@ pub(crate) enum CommandError {
          use --no-python for a program that needs none"
     )]
     NoPython { script: OsString },
-    #[error("{variable} leads to {path:?}, which {problem}; correct it or unset it")]
-    Interpreter { variable: &'static str, path: PathBuf, problem: &'static str },
+    #[error("PYTHON_EXEC leads to {path:?}, which {problem}; correct it or unset it")]
+    Interpreter { path: PathBuf, problem: &'static str },
     #[error("script {path:?} {problem}; check the path, or use -m for a module and --no-python for a program on PATH")]
     Script { path: PathBuf, problem: &'static str },
     #[error("program {name:?} {problem}; check its path, PATH and its execute permission")]
@@ -50,30 +54,46 @@ pub(crate) enum CommandError {
 pub(crate) struct WorkerCommand {
     pub program: PathBuf,
     args: Vec<OsString>,
+    /// Where the Python that runs it was found, if one does.
+    found: Option<&'static str>,
+    /// What was set to lead to another Python and does not.
+    passed_over: Option<String>,
 }
 
 impl WorkerCommand {
-    /// Finds the interpreter or program that runs `program`. `env` looks up the agent's environment, and `agent` is the
-    /// agent's executable.
+    /// Finds the interpreter or program that runs `program`. `env` looks up the agent's environment.
     pub(crate) fn resolve(
         program: &Program,
         env: &dyn Fn(&str) -> Option<OsString>,
-        agent: Option<&Path>,
+        agent: Option<&AgentProgram>,
     ) -> Result<WorkerCommand, CommandError> {
         let Program { kind, name, args } = program;
         let before: &[&str] = match kind {
             ProgramKind::Executable => {
-                return Ok(WorkerCommand { program: executable(name, env)?, args: args.clone() });
+                let program = executable(name, env)?;
+                return Ok(WorkerCommand { program, args: args.clone(), found: None, passed_over: None });
             }
             ProgramKind::RunPath => &["-u", "-c", RUN_PATH],
             ProgramKind::Module => &["-u", "-m"],
             ProgramKind::Script => &["-u"],
         };
-        if *kind != ProgramKind::Module {
+        // Python reads a script named `-` from its standard input.
+        if *kind != ProgramKind::Module && name != "-" {
             check_script(name)?;
         }
         let before = before.iter().map(OsString::from).chain([name.clone()]);
-        Ok(WorkerCommand { program: python(name, env, agent)?, args: before.chain(args.iter().cloned()).collect() })
+        let python::Interpreter { path, found, passed_over } = python::python(name, env, agent)?;
+        let args = before.chain(args.iter().cloned()).collect();
+        Ok(WorkerCommand { program: path, args, found: Some(found), passed_over })
+    }
+
+    /// Logs which program the workers run, and why that one.
+    pub(crate) fn announce(&self) {
+        if let Some(passed_over) = &self.passed_over {
+            tracing::warn!("{passed_over}; workers run {}", self.program.display());
+        }
+        let found = self.found.map(|found| format!(" ({found})")).unwrap_or_default();
+        tracing::info!("workers run {}{found}", self.program.display());
     }
 
     /// One worker's arguments, without the program itself.
@@ -84,48 +104,6 @@ impl WorkerCommand {
 
 /// Runs the first argument as `__main__`. The arguments after it become its own.
 const RUN_PATH: &str = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
-
-fn python(
-    script: &OsStr,
-    env: &dyn Fn(&str) -> Option<OsString>,
-    agent: Option<&Path>,
-) -> Result<PathBuf, CommandError> {
-    let set = |name: &str| env(name).filter(|value| !value.is_empty());
-    if let Some(named) = set("PYTHON_EXEC") {
-        return find(&named, set("PATH").as_deref()).map_err(|problem| CommandError::Interpreter {
-            variable: "PYTHON_EXEC",
-            path: named.into(),
-            problem,
-        });
-    }
-    if let Some(venv) = set("VIRTUAL_ENV") {
-        let path = Path::new(&venv).join("bin/python");
-        return match runnable(&path) {
-            Ok(()) => Ok(path),
-            Err(problem) => Err(CommandError::Interpreter { variable: "VIRTUAL_ENV", path, problem }),
-        };
-    }
-    if let Some(python) = agent.and_then(beside) {
-        return Ok(python);
-    }
-    let path = set("PATH");
-    ["python3", "python"]
-        .iter()
-        .find_map(|name| find(OsStr::new(name), path.as_deref()).ok())
-        .ok_or_else(|| CommandError::NoPython { script: script.to_owned() })
-}
-
-/// The marks of a Python environment's directory: venv's file, or conda's folder.
-const ENVIRONMENT: [&str; 2] = ["pyvenv.cfg", "conda-meta"];
-
-/// The Python of the environment that the agent is installed in. The user has chosen that environment's packages for
-/// the job, whether or not it is activated.
-fn beside(agent: &Path) -> Option<PathBuf> {
-    let bin = agent.parent()?;
-    let python = bin.join("python");
-    let prefix = bin.parent().filter(|prefix| ENVIRONMENT.iter().any(|mark| prefix.join(mark).exists()));
-    (prefix.is_some() && runnable(&python).is_ok()).then_some(python)
-}
 
 fn executable(name: &OsStr, env: &dyn Fn(&str) -> Option<OsString>) -> Result<PathBuf, CommandError> {
     find(name, env("PATH").as_deref()).map_err(|problem| CommandError::Program { name: name.to_owned(), problem })

@@ -21,46 +21,83 @@ fn env<'a>(pairs: &'a [(&'a str, &'a Path)]) -> impl Fn(&str) -> Option<OsString
     move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_os_str().to_owned())
 }
 
-#[test]
-fn the_interpreter_is_python_exec_then_the_virtual_env_then_path() {
-    let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name);
-    for name in ["named/py", "venv/bin/python", "bin/python3", "bin/python", "old/python"] {
-        write(&at(name), 0o755);
-    }
-    write(&at("train.py"), 0o644);
-    let (named, venv, bin, old) = (at("named/py"), at("venv"), at("bin"), at("old"));
-    let all = [("PYTHON_EXEC", named.as_path()), ("VIRTUAL_ENV", &venv), ("PATH", &bin)];
-    let script = program(ProgramKind::Script, at("train.py"));
-    let found = |pairs: &[(&str, &Path)]| WorkerCommand::resolve(&script, &env(pairs), None).unwrap().program;
-
-    assert_eq!(found(&all), named);
-    assert_eq!(found(&all[1..]), venv.join("bin/python"));
-    assert_eq!(found(&all[2..]), bin.join("python3"));
-    assert_eq!(found(&[("PATH", &old)]), old.join("python"));
+/// The Python that is found in the folder `dir` for these variables by an agent that is installed at `agent` and called
+/// by `called`; and what was passed over.
+fn chosen(dir: &Path, agent: &str, called: &str, pairs: &[(&str, &str)]) -> (String, Option<String>) {
+    let of = |name: &str| pairs.iter().find(|(key, _)| *key == name);
+    let paths = |value: &str| value.split(':').map(|part| dir.join(part)).collect::<Vec<_>>();
+    let env = |name: &str| of(name).map(|(_, value)| std::env::join_paths(paths(value)).unwrap());
+    let called = if called.contains('/') { dir.join(called).into_os_string() } else { called.into() };
+    let agent = AgentProgram { path: dir.join(agent), called };
+    let command = WorkerCommand::resolve(&program(ProgramKind::Module, "train"), &env, Some(&agent)).unwrap();
+    let python = command.program.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
+    (python, command.passed_over)
 }
 
 #[test]
-fn an_environment_that_holds_the_agent_has_the_interpreter_unless_another_is_named() {
+fn the_interpreter_is_the_one_that_torchrun_or_a_shell_would_find() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name);
-    for name in ["named/py", "active/bin/python", "bin/python3", "own/bin/python", "usr/bin/python"] {
-        write(&at(name), 0o755);
+    for name in ["named/py", "venv/bin/python", "venv/bin/python3", "conda/bin/python", "usr/python3", "usr/python"] {
+        write(&dir.path().join(name), 0o755);
     }
-    write(&at("own/pyvenv.cfg"), 0o644);
-    write(&at("broken/conda-meta"), 0o644);
-    let (named, active, path) = (at("named/py"), at("active"), at("bin"));
-    let found = |agent: &str, pairs: &[(&str, &Path)]| {
-        let module = program(ProgramKind::Module, "train");
-        WorkerCommand::resolve(&module, &env(pairs), Some(&at(agent))).unwrap().program
+    write(&dir.path().join("old/python"), 0o755);
+    let found = |pairs: &[(&str, &str)]| chosen(dir.path(), "opt/elastic-agent", "opt/elastic-agent", pairs);
+    let table: &[(&[(&str, &str)], &str)] = &[
+        (&[("PYTHON_EXEC", "named/py"), ("VIRTUAL_ENV", "venv"), ("PATH", "usr")], "named/py"),
+        (&[("VIRTUAL_ENV", "venv"), ("PATH", "venv/bin:usr")], "venv/bin/python3"),
+        (&[("VIRTUAL_ENV", "venv"), ("CONDA_PREFIX", "conda"), ("PATH", "usr:venv/bin:conda/bin")], "usr/python3"),
+        (&[("VIRTUAL_ENV", "venv"), ("CONDA_PREFIX", "conda"), ("PATH", "usr")], "venv/bin/python"),
+        (&[("CONDA_PREFIX", "conda"), ("PATH", "usr")], "usr/python3"),
+        (&[("CONDA_PREFIX", "conda"), ("PATH", "nothing")], "conda/bin/python"),
+        (&[("PATH", "old")], "old/python"),
+    ];
+    for (pairs, python) in table {
+        assert_eq!(found(pairs), ((*python).to_owned(), None), "{pairs:?}");
+    }
+    let (python, passed_over) = found(&[("VIRTUAL_ENV", "gone"), ("PATH", "usr")]);
+    assert_eq!(python, "usr/python3");
+    assert!(passed_over.is_some_and(|it| it.contains("VIRTUAL_ENV") && it.contains("gone/bin/python, which does not")));
+}
+
+#[test]
+fn an_environment_that_holds_the_agent_has_the_interpreter_unless_it_is_the_agents_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in
+        ["named/py", "active/bin/python", "usr/python3", "own/bin/python", "tool/bin/python", "plain/bin/python"]
+    {
+        write(&dir.path().join(name), 0o755);
+    }
+    for name in ["own", "tool"] {
+        write(&dir.path().join(name).join("pyvenv.cfg"), 0o644);
+        let site = dir.path().join(name).join("lib/python3.13/site-packages");
+        write(&site.join("elastic_agent/__init__.py"), 0o644);
+        write(&site.join("pip-25.0.dist-info/METADATA"), 0o644);
+        write(&dir.path().join(name).join("bin/elastic-agent"), 0o755);
+        std::fs::create_dir_all(dir.path().join("links").join(name)).unwrap();
+        let link = dir.path().join("links").join(name).join("elastic-agent");
+        std::os::unix::fs::symlink(dir.path().join(name).join("bin/elastic-agent"), link).unwrap();
+    }
+    write(&dir.path().join("own/lib/python3.13/site-packages/torch/__init__.py"), 0o644);
+    write(&dir.path().join("broken/conda-meta"), 0o644);
+    let found = |agent: &str, called: &str, pairs: &[(&str, &str)]| {
+        chosen(dir.path(), &format!("{agent}/bin/elastic-agent"), called, pairs).0
     };
 
+    let path = ("PATH", "links/own:links/tool:usr");
     let own = "own/bin/elastic-agent";
-    assert_eq!(found(own, &[("PATH", &path)]), at("own/bin/python"));
-    assert_eq!(found(own, &[("PATH", &path), ("VIRTUAL_ENV", &active)]), at("active/bin/python"));
-    assert_eq!(found(own, &[("PYTHON_EXEC", &named)]), named);
-    assert_eq!(found("usr/bin/elastic-agent", &[("PATH", &path)]), at("bin/python3"), "no environment");
-    assert_eq!(found("broken/bin/elastic-agent", &[("PATH", &path)]), at("bin/python3"), "without an interpreter");
+    assert_eq!(found("own", own, &[path]), "own/bin/python");
+    assert_eq!(found("own", own, &[path, ("VIRTUAL_ENV", "active")]), "own/bin/python", "as torchrun there");
+    assert_eq!(found("own", "elastic-agent", &[path]), "own/bin/python", "by a link on PATH");
+    assert_eq!(found("own", own, &[("PYTHON_EXEC", "named/py")]), "named/py");
+    assert_eq!(found("tool", "links/tool/elastic-agent", &[path]), "usr/python3", "a tool of its own");
+    assert_eq!(found("tool", "elastic-agent", &[("PATH", "links/tool:usr")]), "usr/python3");
+    assert_eq!(found("tool", "elastic-agent", &[("PATH", "tool/bin:usr")]), "tool/bin/python", "activated");
+    assert_eq!(found("tool", "tool/bin/elastic-agent", &[path]), "tool/bin/python", "called where it is");
+    assert_eq!(found("plain", "elastic-agent", &[path]), "usr/python3", "no environment");
+    assert_eq!(found("broken", "elastic-agent", &[path]), "usr/python3", "without an interpreter");
+
+    std::fs::write(dir.path().join("tool/pyvenv.cfg"), "include-system-site-packages = true\n").unwrap();
+    assert_eq!(found("tool", "links/tool/elastic-agent", &[path]), "tool/bin/python", "with the system's packages");
 }
 
 #[test]
@@ -99,7 +136,6 @@ fn what_cannot_run_is_said_before_anything_is_joined() {
     let table = [
         (error(ProgramKind::Script, at("no.py").into(), &path), "no.py\" does not exist; check the path"),
         (error(ProgramKind::Module, "m".into(), &[("PATH", &absent)]), "set PYTHON_EXEC or VIRTUAL_ENV"),
-        (error(ProgramKind::Module, "m".into(), &[("VIRTUAL_ENV", &venv)]), "bin/python\", which does not exist"),
         (error(ProgramKind::Module, "m".into(), &[("PYTHON_EXEC", &venv)]), "which is a directory"),
         (error(ProgramKind::Executable, "nothing".into(), &path), "\"nothing\" is not on PATH"),
         (error(ProgramKind::Executable, "plain".into(), &path), "\"plain\" is not executable"),

@@ -137,8 +137,9 @@ impl SpawnAttempt {
         let arguments =
             spec.argv.iter().enumerate().map(|(n, arg)| (arg.len() + 1, format!("argument {n}"), has_nul(arg)));
         let variables = spec.env.iter().map(|(name, value)| {
-            let malformed =
-                has_nul(name) || has_nul(value) || name.is_empty() || name.as_encoded_bytes().contains(&b'=');
+            // A name may begin with `=`: Windows' shells and WSL export such.
+            let joined = name.as_encoded_bytes().iter().skip(1).any(|byte| *byte == b'=');
+            let malformed = has_nul(name) || has_nul(value) || name.is_empty() || joined;
             (name.len() + value.len() + 2, named(name), malformed)
         });
         let mut total = 0;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
+use elastic_coordinator::flags::completion;
 use elastic_coordinator::flags::operator::{Command, Flags as Cli, Output};
 use elastic_coordinator::operator::{Granted, Operator, Wish};
 use elastic_rendezvous::job::overview::Overview;
@@ -77,6 +78,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (id, job, _) = connect().await?.job(&job).await?;
             if json { print_json(&json::job(&id, &job)) } else { print(&show::describe(&id, &job)) }
         }
+        Command::Completion { shell } => print(&completion::<Cli>(shell)),
         Command::Certs(flags) => certs::make(flags.what, json),
         Command::Token { name, role, job, expires } => token::make(name, role, job, expires, json),
         Command::Top { job } => {
