@@ -144,7 +144,7 @@ fn leave(leaving: Leaving, caught: Handled, local: &mut WorkersLifecycle) -> Opt
         tracing::warn!("{caught} again: killing the workers and leaving at once");
         return local.give_up_saving();
     }
-    tracing::warn!("{caught}: leaving the job; a second signal kills the workers and leaves at once");
+    tracing::warn!("{caught}: leaving the job; a second signal after 3 s kills the workers and leaves at once");
     local.group.leave(caught.0);
     None
 }
