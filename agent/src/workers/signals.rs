@@ -40,6 +40,9 @@ const ONE_REQUEST: Duration = Duration::from_secs(3);
 /// of it nor passes it on, because the workers have it already.
 const FOR_WORKERS: [Signal; 2] = [Signal::USR1, Signal::USR2];
 
+/// The kernel sends this where a write would pass `ulimit -f`. Handled, the write fails instead, and the agent lives.
+const LIMIT: Signal = Signal::XFSZ;
+
 /// A signal that makes the agent leave. Its workers are stopped with the same signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handled(pub Signal);
@@ -99,7 +102,7 @@ fn is_new(last: Option<Instant>, now: Instant) -> bool {
 /// The signals that this process handles.
 pub(crate) struct Signals {
     leave: Vec<(Handled, tokio::signal::unix::Signal)>,
-    /// Those of [`FOR_WORKERS`] that do not make the agent leave.
+    /// Those of [`FOR_WORKERS`] that do not make the agent leave, and [`LIMIT`].
     passed_over: Vec<(Handled, tokio::signal::unix::Signal)>,
     /// When the last request to leave came.
     last: Option<Instant>,
@@ -113,7 +116,7 @@ impl Signals {
             let stream = signal(SignalKind::from_raw(handled.0.as_raw()));
             Ok((handled, stream.with_context(|| format!("watch for {handled}"))?))
         };
-        let passed_over = FOR_WORKERS.map(Handled).into_iter().filter(|signal| !leave.contains(signal));
+        let passed_over = FOR_WORKERS.into_iter().chain([LIMIT]).map(Handled).filter(|signal| !leave.contains(signal));
         Ok(Signals {
             passed_over: passed_over.map(stream).collect::<anyhow::Result<_>>()?,
             leave: leave.iter().copied().map(stream).collect::<anyhow::Result<_>>()?,
@@ -126,7 +129,13 @@ impl Signals {
         std::future::poll_fn(|context| {
             for (signal, stream) in &mut self.passed_over {
                 while stream.poll_recv(context).is_ready() {
-                    tracing::info!("{signal} is for the workers: this node stays; --signals-to-handle makes it leave");
+                    if signal.0 == LIMIT {
+                        tracing::warn!("a file has reached the largest size that ulimit -f allows: its text is cut");
+                    } else {
+                        tracing::info!(
+                            "{signal} is for the workers: this node stays, unless --signals-to-handle names it"
+                        );
+                    }
                 }
             }
             for (handled, stream) in &mut self.leave {
