@@ -35,7 +35,7 @@ pub(super) fn resolve(
                 warnings.push(format!("--{flag} has no effect with --standalone"));
             }
         }
-        return Ok(StoreOptions { choice: standalone(nodes, conf)?, prefix, place: None });
+        return Ok(StoreOptions { choice: standalone(nodes, conf)?, prefix, place: None, by_variables: false });
     }
     let name = backend.as_ref().map_or(settings.dialect.backend(), |backend| backend.value.as_str());
     if name != "static" {
@@ -65,7 +65,8 @@ pub(super) fn resolve(
             return Err(refusal.of(format_args!("--rdzv-backend={other}")));
         }
     };
-    Ok(StoreOptions { choice, prefix, place })
+    let by_variables = endpoint.is_some_and(|endpoint| !endpoint.on_command_line);
+    Ok(StoreOptions { choice, prefix, place, by_variables })
 }
 
 fn standalone(nodes: NodeRange, conf: &Conf) -> Result<StoreChoice, UsageError> {
