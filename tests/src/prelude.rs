@@ -23,7 +23,8 @@ pub use crate::etcd::{Certs, EtcdCluster, EtcdOptions, EtcdServer, etcd35, free_
 pub use crate::in_process::{InProcessNode, quick_spec, start_node};
 pub use crate::percentile::{Spread, percentile};
 pub use crate::processes::{
-    Process, binary, compile_library, ctl, ctl_ok, fake_nvml, output, output_of, printed, remove_settings, send,
+    Process, binary, children, compile_library, ctl, ctl_ok, fake_nvml, output, output_of, printed, remove_settings,
+    send,
 };
 pub use crate::proxy::FaultProxy;
 pub use crate::requirement::skip;

@@ -105,6 +105,19 @@ impl Process {
             .unwrap_or_else(|error| panic!("signal {}: {error}", self.name));
     }
 
+    /// Sends it a signal again and again, until it has ended. Within 30 s.
+    pub async fn signal_until_it_ends(&mut self, signal: Signal) {
+        let what = format!("the end of {} by {signal:?}", self.name);
+        let ended = || {
+            let gone = self.is_gone();
+            if !gone {
+                self.signal(signal);
+            }
+            std::future::ready(gone.then_some(()))
+        };
+        eventually(&what, Duration::from_secs(30), ended).await;
+    }
+
     /// SIGKILL, and waits for its end. One that has ended already stays so.
     pub fn kill(&mut self) {
         self.child.kill().expect("kill a process");
@@ -195,6 +208,12 @@ pub fn send(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }
+}
+
+/// The processes that a process has started and that live.
+pub fn children(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// Compiles a library that programs load, with these further flags of the C compiler.

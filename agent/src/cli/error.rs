@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::advice;
 use super::dialect::Dialect;
 
 /// A value that cannot be used: what it is, why it is refused, and what to do. The text is always one line.
@@ -68,12 +69,10 @@ impl Refusal {
     pub(super) fn of(self, what: impl fmt::Display) -> UsageError {
         // A value may hold anything. The message stays one line, and cannot move a terminal's cursor.
         let line = |text: String| text.chars().flat_map(printable).collect();
-        UsageError {
-            what: line(what.to_string()),
-            cause: line(self.cause),
-            advice: line(self.advice),
-            syntax: self.syntax,
-        }
+        let (what, advice) = (what.to_string(), self.advice);
+        // Who wrote a pod's spec has no command line to write flags on.
+        let advice = if what.contains("PET_") { advice::as_variables(&advice) } else { advice };
+        UsageError { what: line(what), cause: line(self.cause), advice: line(advice), syntax: self.syntax }
     }
 }
 

@@ -304,6 +304,15 @@ impl<'a> Settings<'a> {
     }
 }
 
+/// Whether a flag takes a value. None: there is no such flag.
+pub(super) fn takes_value(name: &str) -> Option<bool> {
+    let known = |entry: &Entry| match *entry {
+        Entry::Flag(flag, shape, _) if flag == name => Some(shape.is_some()),
+        _ => None,
+    };
+    FLAGS.iter().find_map(known)
+}
+
 /// The environment variable that holds a flag's default.
 pub(super) fn variable(name: &str) -> String {
     format!("PET_{}", name.replace('-', "_").to_ascii_uppercase())

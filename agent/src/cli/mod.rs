@@ -1,6 +1,7 @@
 //! The command line: argv and environment become one validated [`Options`]. Nothing here reads files or the network,
 //! and only [`from_process`] reads this process.
 
+pub(crate) mod advice;
 mod checks;
 mod completion;
 mod conf;

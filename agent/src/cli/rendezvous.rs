@@ -40,7 +40,7 @@ pub(super) fn resolve(
                 warnings.push(format!("--{flag} has no effect with --standalone"));
             }
         }
-        return Ok(StoreOptions { choice: standalone(nodes, conf)?, prefix, place: None });
+        return Ok(StoreOptions { choice: standalone(nodes, conf)?, prefix, place: None, by_variables: false });
     }
     let name = backend(settings)?;
     if name != "static" {
@@ -67,7 +67,8 @@ pub(super) fn resolve(
             return Err(refusal.of(format_args!("--rdzv-backend={other}")));
         }
     };
-    Ok(StoreOptions { choice, prefix, place })
+    let by_variables = endpoint.is_some_and(|endpoint| !endpoint.on_command_line);
+    Ok(StoreOptions { choice, prefix, place, by_variables })
 }
 
 fn standalone(nodes: NodeRange, conf: &Conf) -> Result<StoreChoice, UsageError> {

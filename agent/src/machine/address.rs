@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use elastic_rendezvous::job::Endpoint;
 use elastic_store::tls::TlsFiles;
 
+use crate::machine::interfaces;
+
 /// How other nodes reach this one, as the command line says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct NetworkOptions {
@@ -91,6 +93,22 @@ fn for_peers(source: IpAddr, store: &str, way_out: impl FnOnce() -> Option<IpAdd
     if source.is_loopback() && !names_loopback(store) { way_out().unwrap_or(source) } else { source }
 }
 
+/// Why other nodes may not reach this one at an address that the user gave. Resolves a name, which may take as long as
+/// the resolver does.
+pub(crate) fn foreign(given: &str) -> Option<String> {
+    let interfaces = interfaces::all().ok()?;
+    let own = |ip: IpAddr| ip.is_loopback() || interfaces.iter().any(|interface| interface.ip == ip);
+    const TRANSLATED: &str = "is no address of this machine, so it must be translated on the way; if it is another \
+                              machine's, leave the flag out";
+    let here = (given, 0).to_socket_addrs().map(|mut addresses| addresses.any(|address| own(address.ip())));
+    let why = match here {
+        Ok(true) => return None,
+        Ok(false) => TRANSLATED.to_owned(),
+        Err(error) => format!("cannot be resolved here: {error}"),
+    };
+    Some(format!("--local-addr (or --peer-port, --master-addr): {given} {why}"))
+}
+
 /// Whether this is a loopback address, or one of the names that mean a loopback address on every machine.
 pub(crate) fn names_loopback(host: &str) -> bool {
     const NAMES: [&str; 5] = ["localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"];
@@ -138,6 +156,14 @@ mod tests {
         if has_ipv6() {
             assert_eq!(address(None, &["::1"]), ("::1".into(), BY_ROUTE));
         }
+    }
+
+    #[test]
+    fn an_address_that_no_interface_has_is_named() {
+        assert_eq!(foreign("127.0.0.1"), None);
+        // RFC 5737
+        assert!(foreign("192.0.2.7").is_some_and(|why| why.contains("192.0.2.7 is no address of this machine")));
+        assert!(foreign("node.invalid").is_some_and(|why| why.contains("cannot be resolved here")));
     }
 
     #[test]

@@ -26,6 +26,14 @@ pub(crate) fn all() -> std::io::Result<Vec<Interface>> {
     Ok(found.into_iter().map(|interface| Interface { ip: interface.ip(), name: interface.name }).collect())
 }
 
+/// Whether an address is of one network link alone, so that others cannot route to it.
+pub(crate) fn is_of_one_link(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
+}
+
 /// The interface that has the address which peers use. None if this machine does not have the address (it may be a
 /// translated one), or if the address only reaches this machine. Resolves a name, which may take as long as the
 /// resolver does.

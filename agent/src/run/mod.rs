@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `setup.rs` | makes what a node needs, out of the command line and this machine |
 //! | `rounds.rs` | takes part: from one round to the next, until the node's part is over |
+//! | `command_lines.rs` | warns where nodes run different programs |
 //! | `ending.rs` | leaves, and reports how it ended |
 //! | [`health`] | tells over HTTP how the agent is |
 //! | [`metrics`] | what Prometheus reads there |
 //! | [`progress`] | writes to the store how far the job has come |
 
+mod command_lines;
 mod ending;
 pub(crate) mod health;
 pub(crate) mod metrics;
@@ -20,6 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use elastic_node::logs::READERS;
 use elastic_node::trust;
 use elastic_rendezvous::End;
@@ -38,6 +41,7 @@ use crate::machine::preflight::Joining;
 use crate::output::logs::{self, Console, LogDir, LogReaders, Logs};
 use crate::output::outcome::report::Report;
 use crate::run::progress::JobProgress;
+use crate::store::alone::Alone;
 use crate::store::backend::{self, Backend};
 use crate::store::participation::JobPaths;
 use crate::workers::gpu_holders::GpuHolders;
@@ -104,6 +108,11 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     join(&options, ready, guard, &health, tls, &mut signals, console).await
 }
 
+/// Does in another thread what a driver or a disk may keep for ever: signals and the health port are answered meanwhile.
+async fn apart<T: Send + 'static>(what: &'static str, work: impl FnOnce() -> T + Send + 'static) -> anyhow::Result<T> {
+    tokio::task::spawn_blocking(work).await.with_context(|| format!("cannot {what}"))
+}
+
 /// Makes what a node needs to join its job, and checks that it may join.
 async fn prepare(
     options: &Options,
@@ -111,18 +120,23 @@ async fn prepare(
     tls: Option<&MutualTls>,
     console: &Console,
 ) -> anyhow::Result<Ready> {
-    let plan = setup::plan(&options.workers)?;
+    health.before("looking for the workers' program, GPUs and CPUs");
+    let workers = options.workers.clone();
+    let plan = apart("find the workers' program and GPUs", move || setup::plan(&workers)).await??;
     let slots = plan.slots;
     health.before("looking at this machine (--preflight)");
     preflight::pass(&options.preflight, setup::preflight(options, slots)).await?;
     let hostname = identity::hostname();
-    let logs = Logs::open(options.output.logs.clone(), setup::log_names(options, &hostname), console.clone())?;
+    health.before("making the log folder");
+    let (log_options, names, shown) =
+        (options.output.logs.clone(), setup::log_names(options, &hostname), console.clone());
+    let logs = apart("make the log folder", move || Logs::open(log_options, names, shown)).await??;
 
     health.before("taking the node's name");
     let identity = setup::claim_name(options).await?;
     let paths = setup::job_paths(options.store.prefix.as_deref(), &options.job);
     health.before(setup::waits_for(&options.store.choice));
-    let way = backend::Way { tls, network: &options.network };
+    let way = backend::Way { tls, network: &options.network, by_variables: options.store.by_variables };
     let mut backend = backend::open(&options.store.choice, &paths, way, options.spec.timings.join_timeout).await?;
     // Without a port, no one can read metrics.
     let metrics = options.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name, tls.cloned()));
@@ -192,11 +206,12 @@ async fn join(
     let listener = setup::listen(&options.network, &address.address)?;
     group.guard().hold(&listener)?;
     let peer = Endpoint { host: address.address, port: listener.local_addr()?.port() };
+    setup::reached(options, &peer, &listener).await?;
 
     tracing::info!(job = %options.job, store = %backend.name, "joining");
     let (logs, requests) = mpsc::channel(READERS);
     let readers = LogReaders::start(group.output_history(), requests);
-    let part = setup::participation(&backend, &paths, options.job.clone(), listener, logs, tls);
+    let part = setup::participation(&backend, &paths, options.job.clone(), listener, logs, tls.clone());
     let socket = identity.fresh_socket();
     let socket = WorkerSocket::open(&socket, backend.rendezvous.clone(), paths.clone(), part.status())?;
     let watchdog = Watchdog::start(options.watch.limits, timers, socket.steps());
@@ -208,6 +223,8 @@ async fn join(
     }
     let mut progress = JobProgress::new(backend.store(), &paths.keys, part.status(), socket.furthest(), goodput);
     let mut record = setup::record(options, &identity, peer, slots);
+    let (store, nodes, keys) = (options.store.clone(), options.spec.max_nodes, paths.keys.clone());
+    let alone = Alone { options: store, nodes, keys, node: record.id(), tls };
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name);
     let warm_up_limit = options.workers.warm_up.unwrap_or_default();
     let status = part.status();
@@ -226,6 +243,7 @@ async fn join(
             End::StoreLost(format!("store lost: {} is gone with the agent that served it", backend.name))
         }
         never = progress.follow() => match never {},
+        never = alone.watch(&backend) => match never {},
     };
 
     if !matches!(end, End::StoreLost(_)) {
@@ -240,7 +258,10 @@ async fn join(
             caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
         }
     }
-    close(local, readers, &options.output.logs.dir, &end).await;
+    tokio::select! {
+        () = close(local, readers, &options.output.logs.dir, &end) => {}
+        caught = signals.next() => tracing::warn!("{caught}: not waiting for processes that do not end, nor for output"),
+    }
     if !matches!(end, End::StoreLost(_)) {
         identity.retire();
     }

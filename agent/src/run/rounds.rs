@@ -12,6 +12,7 @@ use elastic_store::Store;
 use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
+use super::command_lines::CommandLines;
 use crate::store::participation::Participation;
 use crate::workers::group::Moved;
 use crate::workers::guard_client::Event;
@@ -59,6 +60,7 @@ pub(super) async fn take_part(
     let (commands, mut orders) = mpsc::unbounded_channel();
     record.master = local.group.master().offer();
     let secret = JobSecret::of(random_bytes().context("make a secret for the job")?);
+    let command_lines = CommandLines::of(record.clone());
     let setup = MemberSetup { record, spec, keys: keys.clone(), secret, may_lead: true, seed: seed() };
     let mut driver = tokio::spawn(drive(part, setup, local.group.master().latest(), commands, inbox));
 
@@ -71,7 +73,14 @@ pub(super) async fn take_part(
                 let end = end.context("the node's driver ended")?;
                 return Ok(unfit.map_or(end, End::Refused));
             }
-            Some(command) = orders.recv() => carry_out(command, local, store, keys, leaving),
+            Some(command) = orders.recv() => {
+                if let (Command::Start(start), Some(store)) = (&command, store)
+                    && start.rank.group_rank == 0
+                {
+                    command_lines.compare(store, keys);
+                }
+                carry_out(command, local, store, keys, leaving)
+            }
             moved = local.group.next() => {
                 let lost = matches!(moved, Moved::Workers(Event::GuardLost { .. }));
                 let report = local.moved(moved).await;
@@ -144,7 +153,7 @@ fn leave(leaving: Leaving, caught: Handled, local: &mut WorkersLifecycle) -> Opt
         tracing::warn!("{caught} again: killing the workers and leaving at once");
         return local.give_up_saving();
     }
-    tracing::warn!("{caught}: leaving the job; a second signal kills the workers and leaves at once");
+    tracing::warn!("{caught}: leaving the job; a second signal after 3 s kills the workers and leaves at once");
     local.group.leave(caught.0);
     None
 }

@@ -2,8 +2,11 @@
 
 use std::cell::LazyCell;
 use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use elastic_node::Node;
@@ -12,11 +15,11 @@ use elastic_rendezvous::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release,
 use elastic_store::tls::MutualTls;
 use elastic_store::{Op, OpResult, Store, Txn};
 use elastic_torchelastic::{DEFAULT_PREFIX, Paths, TorchElastic};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use crate::cli::Options;
-use crate::machine::address::{Advertised, NetworkOptions, advertised};
+use crate::machine::address::{Advertised, NetworkOptions, advertised, foreign};
 use crate::machine::cpus::{self, CpuSet};
 use crate::machine::devices::{self, Gpus};
 use crate::machine::identity::{self, NodeIdentity};
@@ -28,11 +31,14 @@ use crate::store::choice::StoreChoice;
 use crate::store::participation::{JobPaths, JobStore, Participation};
 use crate::store::ports;
 use crate::workers::WorkersOptions;
-use crate::workers::command::{AgentProgram, WorkerCommand};
+use crate::workers::command::{AgentProgram, Program, WorkerCommand};
 use crate::workers::environment::{own_device, threads_warning};
 use crate::workers::group::GroupSetup;
 use crate::workers::slots::{self, WorkerCount};
 use crate::workers_store::rank0_port::StoreHost;
+
+/// How long a connection from this agent to itself may take.
+const SELF: Duration = Duration::from_secs(1);
 
 /// Environment variables for the workers, in addition to those that tell a worker its place.
 pub(super) type Variables = Vec<(&'static str, OsString)>;
@@ -126,11 +132,16 @@ pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result
     let (network, store, hostname) = (options.network.clone(), options.store.choice.clone(), hostname.to_owned());
     let found = tokio::task::spawn_blocking(move || {
         let address = advertised(network.local_addr.as_deref(), store.endpoints(), &hostname);
+        let foreign = network.local_addr.as_deref().and_then(foreign);
         let inherited = |name: &str| std::env::var_os(name);
         let env = interfaces::variables(&address.address, &hostname, network.pin_interface, &inherited);
-        (address, env)
+        (address, env, foreign)
     });
-    found.await.context("find this node's address")
+    let (address, env, foreign) = found.await.context("find this node's address")?;
+    if let Some(why) = foreign {
+        tracing::warn!("{}", options.store.in_form(why));
+    }
+    Ok((address, env))
 }
 
 /// The settings that are the same for every group of workers.
@@ -169,6 +180,26 @@ pub(super) fn listen(network: &NetworkOptions, address: &str) -> anyhow::Result<
             "cannot listen for other agents on port {port}: {error}; choose another with --peer-port, or 0 for any"
         )
     })
+}
+
+/// Checks that a node which was given an address is there. A port that refuses proves to the other nodes that this node
+/// is dead, so a node that is elsewhere must not join.
+pub(super) async fn reached(options: &Options, peer: &Endpoint, listener: &TcpListener) -> anyhow::Result<()> {
+    if options.network.local_addr.is_none() {
+        return Ok(());
+    }
+    let connected = tokio::time::timeout(SELF, TcpStream::connect((peer.host.as_str(), peer.port))).await;
+    // Whether a silent or translated address leads here, only another machine can find out.
+    let Ok(Err(error)) = connected else { return Ok(()) };
+    if error.kind() != ErrorKind::ConnectionRefused {
+        return Ok(());
+    }
+    let advice = format!(
+        "--local-addr (or --peer-port, --master-addr): {peer} refuses connections, so other nodes would take this node \
+         for dead; this agent listens on {}: leave the flag out, or give an address of this machine",
+        listener.local_addr()?
+    );
+    Err(anyhow::Error::msg(options.store.in_form(advice)))
 }
 
 /// The node's part in the job, in the protocol that the store speaks.
@@ -227,7 +258,16 @@ pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint,
         lacks_workers: false,
         introduces: matches!(options.workers.store_host, StoreHost::Agent(_)) && !options.workers.open_store,
         release: Some(Release::ours()),
+        command: Some(digest(&options.workers.program)),
     }
+}
+
+/// A digest of the program and its arguments, as written.
+fn digest(program: &Program) -> String {
+    let words = [&program.name].into_iter().chain(&program.args).map(|word| word.as_bytes());
+    let kind = format!("{:?}", program.kind);
+    let text = [kind.as_bytes()].into_iter().chain(words).collect::<Vec<_>>().join(&0);
+    format!("{:016x}", identity::fnv1a(&text))
 }
 
 /// What a look at this machine must know of the node.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use elastic_flags::written;
 use elastic_rendezvous::job::{Endpoint, Timings};
 use elastic_rendezvous::time::Time;
 use elastic_store::embedded::MemoryStore;
@@ -18,6 +19,7 @@ use elastic_torchelastic::etcd_v2::EtcdV2;
 use elastic_torchelastic::met_on_v2;
 use tokio::net::TcpStream;
 
+use crate::cli::advice::as_variables;
 use crate::machine::address::{NetworkOptions, names_loopback};
 use crate::machine::interfaces::{self, Interface};
 use crate::store::choice::{Credentials, StoreChoice, Tls};
@@ -35,9 +37,10 @@ const SELDOM: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BackendError {
     #[error(
-        "{last}; gave up after join_timeout ({within:?}): is it running, and is --rdzv-endpoint (or --master-addr) right?"
+        "{last}; gave up after join_timeout ({}): {advice}",
+        written(*.within)
     )]
-    NeverAnswered { last: Box<BackendError>, within: Duration },
+    NeverAnswered { last: Box<BackendError>, within: Duration, advice: String },
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -123,6 +126,38 @@ pub(crate) struct Way<'a> {
     pub tls: Option<&'a MutualTls>,
     /// Among others the address to serve it on. None: a loopback address that the endpoint names, else all.
     pub network: &'a NetworkOptions,
+    /// Whether advice names variables, and not flags.
+    pub by_variables: bool,
+}
+
+/// How long to wait for a store, and what a user can do if it does not answer.
+struct Patience {
+    limit: Duration,
+    advice: String,
+}
+
+impl Patience {
+    fn of(limit: Duration, advice: &str, way: Way<'_>) -> Patience {
+        let advice = if way.by_variables { as_variables(advice) } else { advice.to_owned() };
+        Patience { limit, advice }
+    }
+}
+
+const RUNS: &str = "is it running, and is --rdzv-endpoint (or --master-addr) right?";
+
+/// What to do where this agent does not serve the store and no other agent answers.
+fn served_elsewhere(endpoint: &Endpoint, is_host: Option<bool>) -> String {
+    let each = "on each machine that is the machine itself: give all nodes an address of one of them, as --rdzv-endpoint \
+                or --master-addr";
+    let one = "give one node --node-rank=0 or --rdzv-conf=is_host=1";
+    match is_host {
+        _ if names_loopback(&endpoint.host) => format!("another agent must serve it ({one}), and {each}"),
+        Some(_) => format!("another agent must serve it: {one}. It ends with that agent, when the job ends"),
+        None => format!(
+            "no address of this machine, so the agent on the machine that has it serves the store; for an address that \
+             none has, as a Service's, {one}. The store ends with that agent, when the job ends"
+        ),
+    }
 }
 
 /// Opens the job's store. If it does not answer yet, this waits for up to `patience`.
@@ -139,12 +174,13 @@ pub(crate) async fn open(
         }
         StoreChoice::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, way, patience).await,
         StoreChoice::Etcd { endpoints, tls, credentials, v2 } => {
+            let patience = Patience::of(patience, RUNS, way);
             let config = etcd_config(endpoints, tls.as_ref(), credentials.as_ref())?;
             let client = EtcdV2::connect(config.clone())?;
             if *v2 {
-                return etcd_v2(client, config, paths, patience).await;
+                return etcd_v2(client, config, paths, &patience).await;
             }
-            let backend = etcd(config, Some(&client), patience).await?;
+            let backend = etcd(config, Some(&client), &patience).await?;
             // Most servers do not offer v2, so no node can meet there.
             match met_on_v2(&client, &paths.paths).await {
                 Ok(Some(found)) => Err(BackendError::Elsewhere(found)),
@@ -179,7 +215,7 @@ async fn etcd_v2(
     client: EtcdV2,
     config: EtcdConfig,
     paths: &JobPaths,
-    patience: Duration,
+    patience: &Patience,
 ) -> Result<Backend, BackendError> {
     let name = format!("etcd at {} (v2 API)", config.endpoints.join(", "));
     let probe = until_it_answers(patience, || client.probe()).await?;
@@ -203,7 +239,7 @@ fn system_ca() -> Result<std::path::PathBuf, StoreError> {
 }
 
 /// Opens etcd by its v3 API. `v2` is asked only where v3 does not answer.
-async fn etcd(config: EtcdConfig, v2: Option<&EtcdV2>, patience: Duration) -> Result<Backend, BackendError> {
+async fn etcd(config: EtcdConfig, v2: Option<&EtcdV2>, patience: &Patience) -> Result<Backend, BackendError> {
     let name = format!("etcd at {}", config.endpoints.join(", "));
     let store = EtcdStore::connect(config)?;
     let probe = async || {
@@ -227,9 +263,9 @@ async fn etcd(config: EtcdConfig, v2: Option<&EtcdV2>, patience: Duration) -> Re
     }
 }
 
-/// Retries for up to `patience` while there is no answer.
+/// Retries for up to the limit while there is no answer.
 async fn until_it_answers<T, E: Into<BackendError>>(
-    patience: Duration,
+    Patience { limit, advice }: &Patience,
     ask: impl AsyncFn() -> Result<T, E>,
 ) -> Result<T, BackendError> {
     let begun = elastic_store::clock::now();
@@ -238,14 +274,15 @@ async fn until_it_answers<T, E: Into<BackendError>>(
         match ask().await.map_err(E::into) {
             Ok(found) => return Ok(found),
             Err(error) if !error.is_transient() => return Err(error),
-            Err(last) if elastic_store::clock::now().since(begun) >= patience => {
-                return Err(BackendError::NeverAnswered { last: Box::new(last), within: patience });
+            Err(last) if elastic_store::clock::now().since(begun) >= *limit => {
+                let advice = advice.clone();
+                return Err(BackendError::NeverAnswered { last: Box::new(last), within: *limit, advice });
             }
             Err(error) => {
                 let now = elastic_store::clock::now();
                 if said.is_none_or(|at| now.since(at) >= SELDOM) {
                     said = Some(now);
-                    tracing::warn!("{error}; waiting for it, up to join_timeout ({patience:?})");
+                    tracing::warn!("{error}; waiting for it, up to join_timeout ({}): {advice}", written(*limit));
                 }
                 tokio::time::sleep(AGAIN).await;
             }
@@ -265,7 +302,8 @@ async fn hosted(
     let own = match is_host {
         Some(is_host) => is_host,
         None => {
-            let addresses = until_it_answers(patience, || resolve(endpoint)).await?;
+            let patience = Patience::of(patience, RUNS, way);
+            let addresses = until_it_answers(&patience, || resolve(endpoint)).await?;
             are_own(&addresses, &interfaces::all().unwrap_or_default())
         }
     };
@@ -295,7 +333,8 @@ async fn hosted(
     // What speaks our TLS is no etcd of before v3.
     let v2 = way.tls.is_none().then(|| EtcdV2::connect(config.clone())).transpose()?;
     let left = patience.saturating_sub(elastic_store::clock::now().since(begun));
-    let backend = etcd(config, v2.as_ref(), left).await.map_err(|error| match error {
+    let advice = served_elsewhere(endpoint, if own { Some(true) } else { is_host });
+    let backend = etcd(config, v2.as_ref(), &Patience::of(left, &advice, way)).await.map_err(|error| match error {
         BackendError::Store(StoreError::Tls { endpoints, .. }) if way.tls.is_none() => {
             let cause =
                 "it speaks TLS: give this node --peer-cert, --peer-key and --peer-ca, as the node that serves it has";
@@ -323,7 +362,7 @@ async fn serve(endpoint: &Endpoint, way: Way<'_>, patience: Duration) -> Result<
     let addresses = if let Some(ip) = way.network.bind {
         vec![SocketAddr::new(ip, endpoint.port)]
     } else if names_loopback(&endpoint.host) {
-        until_it_answers(patience, || resolve(endpoint)).await?
+        until_it_answers(&Patience::of(patience, RUNS, way), || resolve(endpoint)).await?
     } else {
         everywhere.map(|ip| SocketAddr::new(ip, endpoint.port)).to_vec()
     };
@@ -341,7 +380,7 @@ async fn serve(endpoint: &Endpoint, way: Way<'_>, patience: Duration) -> Result<
     Err(last)
 }
 
-async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, BackendError> {
+pub(super) async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, BackendError> {
     match tokio::net::lookup_host((endpoint.host.as_str(), endpoint.port)).await {
         Ok(addresses) => Ok(addresses.collect()),
         Err(error) => Err(BackendError::Resolve { host: endpoint.host.clone(), cause: error.to_string() }),

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use elastic_rendezvous::job::Endpoint;
 
+use crate::cli::advice::as_variables;
+
 /// Where and how the nodes meet, as the command line says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoreOptions {
@@ -12,6 +14,15 @@ pub(crate) struct StoreOptions {
     pub prefix: Option<String>,
     /// With `static`, the place that this node must have.
     pub place: Option<u32>,
+    /// Whether the endpoint came by its variable, as in a pod. Then advice names variables too.
+    pub by_variables: bool,
+}
+
+impl StoreOptions {
+    /// Advice that names flags, in the form in which the endpoint came.
+    pub(crate) fn in_form(&self, advice: String) -> String {
+        if self.by_variables { as_variables(&advice) } else { advice }
+    }
 }
 
 /// The store that nodes meet through.

@@ -3,11 +3,13 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`alone`] | why no other node comes to the store that this agent serves |
 //! | [`backend`] | the store a job meets through: etcd, or one that an agent serves |
 //! | [`choice`] | which store, as the command line says |
 //! | [`participation`] | taking part in a job by one protocol or the other |
 //! | [`ports`] | ports that this node listens on or holds |
 
+pub(crate) mod alone;
 pub(crate) mod backend;
 pub(crate) mod choice;
 pub(crate) mod participation;

@@ -1,10 +1,13 @@
 //! The signals that make an agent leave its job: `--signals-to-handle`.
 
 use std::fmt;
+use std::task::Poll;
+use std::time::Duration;
 
 use anyhow::Context;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
 
 use crate::guard::{Exit, signal_name, tree};
 use crate::machine::field;
@@ -28,6 +31,17 @@ const NOT_TO_HANDLE: [i32; 8] = [
 /// Signals that `nohup`, and shells for commands started with `&`, set to be ignored, so that the command survives
 /// them.
 const LEFT_ALONE: [i32; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT];
+
+/// How long signals that make the agent leave are one request. `uv run`, a batch script that forwards its signal, and
+/// systemd's `SendSIGHUP` send two for one stop.
+const ONE_REQUEST: Duration = Duration::from_secs(3);
+
+/// Signals that are for workers. Slurm's `--signal=USR1@60` sends one to all processes of a step. The agent neither dies
+/// of it nor passes it on, because the workers have it already.
+const FOR_WORKERS: [Signal; 2] = [Signal::USR1, Signal::USR2];
+
+/// The kernel sends this where a write would pass `ulimit -f`. Handled, the write fails instead, and the agent lives.
+const LIMIT: Signal = Signal::XFSZ;
 
 /// A signal that makes the agent leave. Its workers are stopped with the same signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,28 +94,61 @@ pub(crate) fn asks_to_stop(exit: Exit, handled: &[Handled]) -> bool {
     matches!(exit, Exit::Signal { signal, .. } if asks(signal))
 }
 
+/// Whether a signal at `now` is a request of its own, and not part of the last one, which came at `last`.
+fn is_new(last: Option<Instant>, now: Instant) -> bool {
+    last.is_none_or(|last| now.saturating_duration_since(last) >= ONE_REQUEST)
+}
+
+/// The signals that this process handles.
 pub(crate) struct Signals {
-    streams: Vec<(Handled, tokio::signal::unix::Signal)>,
+    leave: Vec<(Handled, tokio::signal::unix::Signal)>,
+    /// Those of [`FOR_WORKERS`] that do not make the agent leave, and [`LIMIT`].
+    passed_over: Vec<(Handled, tokio::signal::unix::Signal)>,
+    /// When the last request to leave came.
+    last: Option<Instant>,
 }
 
 impl Signals {
-    /// Replaces the default action of these signals. Must be called within a tokio runtime.
-    pub(crate) fn watch(signals: &[Handled]) -> anyhow::Result<Signals> {
-        let stream = |handled: &Handled| {
+    /// Replaces the default action of `leave`, and of the signals that are for workers. Must be called within a tokio
+    /// runtime. Fails if the system refuses a handler.
+    pub(crate) fn watch(leave: &[Handled]) -> anyhow::Result<Signals> {
+        let stream = |handled: Handled| {
             let stream = signal(SignalKind::from_raw(handled.0.as_raw()));
-            Ok((*handled, stream.with_context(|| format!("watch for {handled}"))?))
+            Ok((handled, stream.with_context(|| format!("watch for {handled}"))?))
         };
-        Ok(Signals { streams: signals.iter().map(stream).collect::<anyhow::Result<_>>()? })
+        let passed_over = FOR_WORKERS.into_iter().chain([LIMIT]).map(Handled).filter(|signal| !leave.contains(signal));
+        Ok(Signals {
+            passed_over: passed_over.map(stream).collect::<anyhow::Result<_>>()?,
+            leave: leave.iter().copied().map(stream).collect::<anyhow::Result<_>>()?,
+            last: None,
+        })
     }
 
+    /// Waits for the next request to leave. Signals within [`ONE_REQUEST`] are one. The wait may be cancelled.
     pub(crate) async fn next(&mut self) -> Handled {
         std::future::poll_fn(|context| {
-            for (handled, stream) in &mut self.streams {
-                if stream.poll_recv(context).is_ready() {
-                    return std::task::Poll::Ready(*handled);
+            for (signal, stream) in &mut self.passed_over {
+                while stream.poll_recv(context).is_ready() {
+                    if signal.0 == LIMIT {
+                        tracing::warn!("a file has reached the largest size that ulimit -f allows: its text is cut");
+                    } else {
+                        tracing::info!(
+                            "{signal} is for the workers: this node stays, unless --signals-to-handle names it"
+                        );
+                    }
                 }
             }
-            std::task::Poll::Pending
+            for (handled, stream) in &mut self.leave {
+                while stream.poll_recv(context).is_ready() {
+                    let now = Instant::now();
+                    if is_new(self.last, now) {
+                        self.last = Some(now);
+                        return Poll::Ready(*handled);
+                    }
+                    tracing::info!("{handled} too, within {ONE_REQUEST:?}: the same request");
+                }
+            }
+            Poll::Pending
         })
         .await
     }
@@ -110,6 +157,15 @@ impl Signals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_signals_within_three_seconds_are_one_request() {
+        let first = Instant::now();
+        assert!(is_new(None, first));
+        for (later, new) in [(0, false), (5, false), (2999, false), (3000, true), (60_000, true)] {
+            assert_eq!(is_new(Some(first), first + Duration::from_millis(later)), new, "{later} ms");
+        }
+    }
 
     #[test]
     fn of_what_is_ignored_only_what_nohup_and_shells_ignore_counts() {

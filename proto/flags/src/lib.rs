@@ -88,6 +88,9 @@ pub fn endpoint(text: &str, default_port: u16) -> Result<(String, u16), Refused>
             let Some((host, after)) = rest.split_once(']') else {
                 return Err(Refused::new(format!("`{text}` lacks the closing `]`"), ENDPOINT));
             };
+            if let Some((address, _)) = zoned(host) {
+                return Err(zone(host, address, default_port));
+            }
             if host.parse::<Ipv6Addr>().is_err() {
                 return Err(Refused::new(format!("`{host}` is not an IPv6 address"), ENDPOINT));
             }
@@ -97,10 +100,7 @@ pub fn endpoint(text: &str, default_port: u16) -> Result<(String, u16), Refused>
                 None => return Err(Refused::new(format!("`{after}` follows the `]`"), ENDPOINT)),
             }
         }
-        None if text.parse::<Ipv6Addr>().is_ok() => {
-            let advice = format!("write [{text}]:{default_port}");
-            return Err(Refused::new("without brackets, an IPv6 address and a port look the same", advice));
-        }
+        None if text.matches(':').count() > 1 => return Err(bare_ipv6(text, default_port)),
         None => match text.split_once(':') {
             Some((host, port)) => (host, Some(port)),
             None => (text, None),
@@ -121,6 +121,51 @@ pub fn endpoint(text: &str, default_port: u16) -> Result<(String, u16), Refused>
         Some(other) => return Err(Refused::new(format!("`{other}` is not a port"), ENDPOINT)),
     };
     Ok((host.to_owned(), port))
+}
+
+/// Why an endpoint with several colons and without brackets is refused. Names both ways to read it where there are two.
+fn bare_ipv6(text: &str, default_port: u16) -> Refused {
+    if let Some((address, rest)) = zoned(text) {
+        return zone(&text[..text.len() - rest.len()], address, default_port);
+    }
+    let is_port = |digits: &str| digits.len() <= 5 && digits.parse::<u16>().is_ok_and(|port| port > 0);
+    let with_port = text.rsplit_once(':').filter(|(host, port)| host.parse::<Ipv6Addr>().is_ok() && is_port(port));
+    let with_port = with_port.map(|(host, port)| format!("[{host}]:{port}"));
+    let whole = text.parse::<Ipv6Addr>().is_ok().then(|| format!("[{text}]:{default_port}"));
+    match (with_port, whole) {
+        (None, None) => Refused::new(format!("`{text}` is neither a host with a port nor an IPv6 address"), ENDPOINT),
+        (with_port, whole) => {
+            let ways: Vec<String> = with_port.into_iter().chain(whole).collect();
+            let cause = "without brackets, an IPv6 address and a port look the same";
+            Refused::new(cause, format!("write {}", ways.join(" or ")))
+        }
+    }
+}
+
+/// The address before an interface's name, `fe80::1` in `fe80::1%eth0:2379`, and what follows the name.
+fn zoned(text: &str) -> Option<(&str, &str)> {
+    let (address, zone) = text.split_once('%').filter(|(address, _)| address.parse::<Ipv6Addr>().is_ok())?;
+    Some((address, zone.find(':').map_or("", |end| &zone[end..])))
+}
+
+fn zone(text: &str, address: &str, default_port: u16) -> Refused {
+    let cause = format!("`{text}` is on a network interface of this machine, which has another name elsewhere");
+    let advice =
+        format!("write a name or an address that all machines reach, as [{address}]:{default_port} if it is one");
+    Refused::new(cause, advice)
+}
+
+/// Writes a time as people do, and as [`duration`] reads it, to three digits: `15m`, `2.5s`, `300ms`.
+pub fn written(time: Duration) -> String {
+    let ms = time.as_millis() as f64;
+    let units = [("d", 86_400_000.0), ("h", 3_600_000.0), ("m", 60_000.0), ("s", 1000.0)];
+    // A minute and a half is 90s: the largest unit in which the number is whole, else seconds.
+    let rounded = if ms >= 10_000.0 { (ms / 1000.0).round() * 1000.0 } else { (ms / 100.0).round() * 100.0 };
+    if ms < 1000.0 {
+        return format!("{ms}ms");
+    }
+    let unit = units.iter().find(|(_, unit)| rounded % unit == 0.0).unwrap_or(&("s", 1000.0));
+    format!("{}{}", rounded / unit.1, unit.0)
 }
 
 #[cfg(test)]
@@ -169,6 +214,40 @@ mod tests {
     }
 
     #[test]
+    fn a_time_is_written_as_it_is_read() {
+        for (us, text) in [
+            (899_999_711, "15m"),
+            (900_000_000, "15m"),
+            (90_000_000, "90s"),
+            (2_500_000, "2.5s"),
+            (2_499_900, "2.5s"),
+            (300_000, "300ms"),
+            (7_200_000_000, "2h"),
+            (0, "0ms"),
+        ] {
+            let text_again = written(Duration::from_micros(us));
+            assert_eq!(text_again, text);
+            assert!(duration(&text_again).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_refused_ipv6_endpoint_shows_the_form_to_write() {
+        for (text, form) in [
+            ("::1", "write [::1]:2379"),
+            ("::1:29400", "write [::1]:29400"),
+            ("fd00::1:2379", "write [fd00::1]:2379 or [fd00::1:2379]:2379"),
+            ("2001:db8:0:0:0:0:0:7:29400", "write [2001:db8:0:0:0:0:0:7]:29400"),
+            ("fe80::1%eth0", "as [fe80::1]:2379"),
+            ("fe80::1%eth0:2379", "as [fe80::1]:2379"),
+            ("[fe80::1%eth0]:2379", "as [fe80::1]:2379"),
+        ] {
+            let refused = endpoint(text, 2379).unwrap_err();
+            assert!(refused.advice.contains(form), "{text}: {refused}");
+        }
+    }
+
+    #[test]
     fn sizes_are_binary() {
         for (text, bytes) in [
             ("0", 0),
@@ -213,6 +292,7 @@ mod tests {
             ("[::1", "lacks the closing `]`"),
             ("[::1]5", "`5` follows the `]`"),
             ("::1", "without brackets, an IPv6 address"),
+            ("a:1:2", "neither a host with a port nor an IPv6 address"),
         ] {
             let refused = endpoint(text, 2379).unwrap_err();
             assert!(refused.cause.contains(cause), "{text}: {refused}");

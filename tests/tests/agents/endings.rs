@@ -24,6 +24,23 @@ async fn a_spent_budget_ends_the_job_everywhere_with_one_cause() {
     job.none_is_left(AT_ONCE).await;
 }
 
+/// Under torchrun's name only the budget ends a program that cannot start.
+#[tokio::test]
+async fn restarts_of_a_program_that_cannot_start_come_ever_more_slowly() {
+    let job = Job::met_by(&["torchrun-compat", "--standalone"], "1").flag("--max-restarts=5");
+    let script = "date +%s%N >> starts; [ -e said ] || echo first >&2; touch said; exit 3";
+    let job = job.program(["sh", "-c", script]);
+    let mut agent = job.start("a");
+    assert_eq!(agent.exit(LIMIT).await, 1);
+    let starts: Vec<u64> = job.read("starts").lines().map(|line| line.parse().unwrap()).collect();
+    let gaps: Vec<u64> = starts.windows(2).map(|pair| (pair[1] - pair[0]) / 1_000_000).collect();
+    assert_eq!(gaps.len(), 5, "{}", agent.output());
+    assert!(gaps[2] >= 500 && gaps[3] >= 1000 && gaps[4] >= 2000, "{gaps:?} ms");
+    let output = agent.output();
+    let story = output.lines().rfind(|line| line.contains("the first time: ")).expect("a pause is explained");
+    assert!(story.contains("failed 5 times") && story.contains("first"), "{story}");
+}
+
 #[tokio::test]
 async fn success_leaves_no_node_behind_and_a_late_agent_leaves_with_success() {
     let job = Job::on_etcd("2").await.prompt();

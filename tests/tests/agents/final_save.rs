@@ -165,9 +165,9 @@ async fn saving_for_long() -> (Job, Agent, PathBuf) {
 async fn a_second_signal_ends_a_final_save_that_takes_long() {
     let (_job, mut agent, saves) = saving_for_long().await;
     agent.signal(Signal::INT);
-    agent.says("a second signal kills the workers and leaves at once", LONG).await;
+    agent.says("a second signal after 3 s kills the workers and leaves at once", LONG).await;
     assert!(!agent.is_gone(), "the first lets it be");
-    agent.signal(Signal::INT);
+    agent.signal_until_it_ends(Signal::INT).await;
     assert_eq!(exits([&mut agent]).await, [JOB_FAILED]);
     assert!(agent.output().contains("saving was interrupted"), "{}", agent.output());
     eventually("the end of what saved", LONG, async || (!saves.exists()).then_some(())).await;

@@ -1,6 +1,7 @@
 //! GPUs that a process of an earlier round still holds, and what `/metrics` tells of GPUs. A stand-in for NVIDIA's
 //! library, compiled here, lists the GPUs, so the machine needs none. These tests do not show how a real driver behaves.
 
+use elastic_tests::http::answer;
 use elastic_tests::prelude::*;
 use tokio::time::timeout;
 
@@ -39,6 +40,20 @@ pub(crate) fn with_library(job: Job, gpus: &str) -> Job {
     fake_nvml(&job.path(""), gpus);
     let folder = job.path("");
     job.env("LD_LIBRARY_PATH", folder)
+}
+
+/// The driver keeps the thread that counts GPUs.
+#[tokio::test]
+async fn an_agent_whose_driver_hangs_before_it_joins_lives_and_leaves() {
+    let (port, job) = (free_port(), Job::met_by(&["--standalone"], "1"));
+    let job = with_gpus(job, 1, 1).flag("--nproc-per-node=gpu").flag(&format!("--health-port={port}"));
+    let job = job.env("FAKE_NVML_NEVER_COUNTS", "/");
+    let mut agent = job.start("a");
+    agent.says("serving health over HTTP", LIMIT).await;
+    let live = timeout(LIMIT, answer(&format!("127.0.0.1:{port}"), "/live")).await.expect("an answer");
+    assert!(live.contains("200 OK") && live.contains("GPUs"), "{live}");
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.exit(AT_ONCE).await, LEFT, "{}", agent.output());
 }
 
 #[tokio::test]

@@ -40,6 +40,16 @@ async fn etcd_may_start_after_the_agents() {
     job.succeeds(&mut agents).await;
 }
 
+/// Only a leader gives places, and it writes them to the store.
+#[tokio::test]
+async fn a_node_that_waits_for_others_does_not_outlive_join_timeout_without_etcd() {
+    let mut job = Job::on_etcd("2").await.conf("join_timeout", "4s");
+    let mut agent = job.start("a");
+    eventually("it waits for another", LIMIT, async || job.record("nodes/a").await).await;
+    job.etcd_mut().kill();
+    is_refused(&mut agent, 1, &["gave up after join_timeout (4s)"]).await;
+}
+
 #[tokio::test]
 async fn a_server_that_is_no_etcd_is_named() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -104,6 +114,20 @@ async fn flags_that_mean_nothing_are_refused_at_once() {
     assert_eq!(job.record("").await, None, "nothing was written");
 }
 
+/// To other nodes a port that refuses is the proof of a death.
+#[tokio::test]
+async fn a_node_that_is_not_where_it_says_is_refused() {
+    let job = Job::on_etcd("1:2").await;
+    let elsewhere = format!("--peer-port=127.0.0.2:{}", free_port());
+    let mut there = job.start_with("a", &["--local-addr=127.0.0.1", &elsewhere]);
+    is_refused(&mut there, 1, &["--local-addr", "refuses connections", "this agent listens on 127.0.0.2:"]).await;
+    assert_eq!(job.record("nodes/").await, None);
+
+    // Whether an address is translated, this machine cannot know. RFC 5737 has this one.
+    let translated = job.start_with("b", &["--local-addr=192.0.2.7"]);
+    translated.says("192.0.2.7 is no address of this machine", LIMIT).await;
+}
+
 #[tokio::test]
 async fn nodes_that_disagree_hear_both_values() {
     let job = Job::on_etcd("1:2").await;
@@ -113,6 +137,19 @@ async fn nodes_that_disagree_hear_both_values() {
     is_refused(&mut second, 1, &["1:2", "2:4"]).await;
     assert_eq!(job.runs(1, 1).await, round, "the first continues undisturbed");
     job.succeeds([&mut first]).await;
+}
+
+#[tokio::test]
+async fn a_node_with_another_command_line_is_named_once() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    // It fails once on each node.
+    let script = "[ -e again ] || { touch again; exit 1; }";
+    let job = |layers: &str| Job::on(&etcd, "2").flag("--max-restarts=3").program(["sh", "-c", script, layers]);
+    let (one, other) = (job("layers=2"), job("layers=4"));
+    let mut agents = [one.start("a"), other.start("b")];
+    assert_eq!(exits(&mut agents).await, [0, 0], "{}", agents[0].output());
+    let said: String = agents.iter().map(Agent::output).collect();
+    assert_eq!(said.matches("another program or other arguments than on this node").count(), 1, "{said}");
 }
 
 #[tokio::test]

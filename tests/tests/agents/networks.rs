@@ -338,6 +338,45 @@ async fn a_name_that_never_resolves_ends_the_wait_with_its_name() {
     assert!(output.contains("pod-0 cannot be resolved") && output.contains("join_timeout"), "{output}");
 }
 
+/// Within seconds, where `join_timeout` is a quarter of an hour.
+#[tokio::test]
+async fn an_endpoint_that_leads_no_node_to_another_is_named() {
+    let Some(hosts) = Hosts::new("endpoint") else { return };
+    let job = |endpoint: &str, is_host: Option<&str>| {
+        let job = job(&["--rdzv-backend=c10d", &format!("--rdzv-endpoint={endpoint}:29400"), "--insecure"], &[]);
+        let job = job.conf("join_timeout", "15m");
+        if let Some(is_host) = is_host { job.conf("is_host", is_host) } else { job }
+    };
+    // Each host takes itself for the one that the endpoint names,
+    let itself = job("127.0.1.1", None);
+    let agents = [0, 1].map(|host| hosts.start(&itself, host, &[]));
+    for agent in &agents {
+        agent.says("such as --rdzv-endpoint=10.77.", LIMIT).await;
+    }
+    drop(agents);
+    // none has the address, as a Service's, or none may serve,
+    for (endpoint, is_host) in [("10.77.2.9", None), ("10.77.2.1", Some("0"))] {
+        let job = job(endpoint, is_host);
+        let alone = hosts.start(&job, 0, &[]);
+        let said = alone.says("up to join_timeout (15m): ", LIMIT).await;
+        assert_eq!(said, if is_host.is_none() { "no" } else { "another" }, "{}", alone.output());
+        assert!(alone.output().contains("--node-rank=0 or --rdzv-conf=is_host=1"), "{}", alone.output());
+    }
+    // or both serve.
+    let both = job("10.77.2.1", Some("1"));
+    let _first = hosts.start(&both, 0, &[]);
+    let second = hosts.start(&both, 1, &[]);
+    second.says("at 10.77.2.1:29400 another agent serves one: give --rdzv-conf=is_host=1", LIMIT).await;
+}
+
+#[tokio::test]
+async fn a_pod_is_advised_in_the_variables_of_its_spec() {
+    let Some(hosts) = Hosts::new("variables") else { return };
+    let env = [("PET_RDZV_ENDPOINT", "10.77.2.1:29400"), ("PET_INSECURE", "1")];
+    let job = job(&["--rdzv-backend=c10d"], &env).conf("is_host", "0");
+    hosts.start(&job, 1, &[]).says("PET_NODE_RANK=0 or PET_RDZV_CONF=is_host=1", LIMIT).await;
+}
+
 #[tokio::test]
 async fn a_host_to_which_too_little_comes_is_kept_out() {
     let Some(hosts) = Hosts::new("slow") else { return };

@@ -164,10 +164,46 @@ async fn the_second_signal_means_now() {
 
     b.signal(Signal::TERM);
     is_saving(&job, "b").await;
-    b.signal(Signal::TERM);
+    let asked = Instant::now();
+    b.signal_until_it_ends(Signal::TERM).await;
+    assert!(asked.elapsed() < Duration::from_secs(3) + AT_ONCE, "{:?}", asked.elapsed());
     assert_eq!(b.exit(AT_ONCE).await, LEFT);
     assert_eq!(job.runs_within(2, 1, AT_ONCE).await.nodes(), ["a"]);
     job.leaves([&mut a]).await;
+}
+
+/// `uv run` and batch scripts forward a signal that the agent has got already.
+#[tokio::test]
+async fn a_stop_signal_that_comes_twice_is_one_request() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    for (first, second) in [(Signal::TERM, Signal::TERM), (Signal::INT, Signal::TERM)] {
+        let job = saving(Job::on(&etcd, "1").prompt().flag("--max-restarts=0"));
+        let mut agent = job.start("a");
+        job.runs(1, 1).await;
+        takes(&job, "a", 0.5);
+        agent.signal(first);
+        is_saving(&job, "a").await;
+        agent.signal(second);
+        assert_eq!(agent.exit(LIMIT).await, LEFT);
+        assert!(!job.read("checkpoint-a").is_empty(), "{}", agent.output());
+    }
+}
+
+/// Slurm's `--signal=USR1@60` reaches all processes of a step.
+#[tokio::test]
+async fn a_worker_saves_at_a_signal_that_the_agent_and_its_guard_pass_over() {
+    let script = "trap 'sleep 0.5; echo > saved; exit 0' USR1; echo > up; while :; do sleep 0.05; done";
+    let job = Job::met_by(&["--standalone"], "1").program(["sh", "-c", script]);
+    let mut agent = job.start("a");
+    job.appears("up").await;
+    let guard = children(agent.pid())[0];
+    let worker = children(guard)[0];
+    send(agent.pid(), Signal::USR2);
+    [agent.pid(), guard, worker].into_iter().for_each(|pid| send(pid, Signal::USR1));
+    assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
+    assert!(job.path("saved").exists(), "{}", agent.output());
+    let said = ["SIGUSR1 is for the workers", "SIGUSR2 is for the workers"];
+    assert!(said.iter().all(|said| agent.output().contains(said)), "{}", agent.output());
 }
 
 #[tokio::test]

@@ -50,6 +50,51 @@ async fn without_its_runtime_directory_an_agent_takes_another() {
     }
 }
 
+/// A job of one node whose worker runs this in a shell, and fails once.
+fn shell(script: &str) -> Job {
+    Job::met_by(&["--standalone"], "1").flag("--max-restarts=1").program(["sh", "-c", script])
+}
+
+#[tokio::test]
+async fn a_working_directory_that_is_renamed_during_the_run_stays_the_workers() {
+    let job =
+        shell("[ -e ../moved ] || { touch ../moved mine; mv ../here ../there; mkdir ../here; exit 1; }; [ -e mine ]");
+    std::fs::create_dir(job.path("here")).unwrap();
+    let mut agent = job.start_through(&["sh", "-c", r#"cd here && exec "$0" "$@""#], "a", &[]);
+    assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
+}
+
+#[tokio::test]
+async fn a_log_folder_that_is_removed_during_the_run_is_made_again() {
+    let job =
+        shell("[ -e removed ] || { touch removed; rm -rf logs; exit 1; }; echo the second run").flag("--redirects=3");
+    let mut agent = job.start("a");
+    assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
+    let run = std::fs::read_dir(job.path("logs")).unwrap().next().expect("the run's folder").unwrap().path();
+    assert_eq!(std::fs::read_to_string(run.join("attempt_1/0/stdout.log")).unwrap(), "the second run\n");
+}
+
+#[tokio::test]
+async fn an_agent_lives_where_a_file_may_grow_no_further() {
+    // In a thousandth of what the worker says.
+    let job =
+        shell("for line in $(seq 20000); do echo a line of output; done; [ -e again ] || { touch again; exit 1; }");
+    let job = job.flag("--tee=3");
+    let mut agent = job.start_through(&["sh", "-c", r#"ulimit -f 64; exec "$0" "$@""#], "a", &[]);
+    assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
+}
+
+#[tokio::test]
+async fn standard_output_and_error_that_are_one_file_keep_their_order() {
+    let job = shell("for at in $(seq 300); do echo line $at out; echo line $at err >&2; done");
+    let mut agent = job.start("a");
+    assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
+    let output = agent.output();
+    let said: Vec<&str> = output.lines().filter(|line| line.starts_with("line ")).collect();
+    let wanted: Vec<String> = (1..=300).flat_map(|at| [format!("line {at} out"), format!("line {at} err")]).collect();
+    assert_eq!(said, wanted);
+}
+
 fn log_directories(launcher: &Launcher) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(launcher.path(".")).unwrap().flatten().map(|entry| entry.path());
     entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("torchelastic_")).collect()

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use lock::Attempt;
 pub(crate) use lock::Holder;
-pub(crate) use runtime::RuntimeDir;
+pub(crate) use runtime::{RuntimeDir, fnv1a};
 
 /// How long an agent waits for its predecessor's processes to be gone.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);

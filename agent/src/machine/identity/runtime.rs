@@ -198,7 +198,7 @@ pub(super) fn socket_prefix(node: &str) -> String {
 
 /// FNV-1a, 64 bits (Fowler, Noll, Vo). The standard library's hash may change with its version, but agents of two
 /// versions must find the same directory.
-pub(super) fn fnv1a(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 

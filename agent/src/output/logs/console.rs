@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -43,6 +44,7 @@ struct Shared {
     stdout: File,
     stderr: File,
     stderr_is_terminal: bool,
+    is_one_file: bool,
     state: Mutex<Queue>,
     changed: Condvar,
     /// The bytes written so far. They show whether the console moves.
@@ -77,6 +79,12 @@ impl Queue {
     }
 }
 
+/// A device, such as a terminal or `/dev/null`, keeps nothing in order.
+fn are_one_file(stdout: &File, stderr: &File) -> bool {
+    let (Ok(stdout), Ok(stderr)) = (stdout.metadata(), stderr.metadata()) else { return false };
+    (stdout.dev(), stdout.ino()) == (stderr.dev(), stderr.ino()) && !stdout.file_type().is_char_device()
+}
+
 impl Console {
     /// The agent's own standard output and error.
     pub fn standard() -> io::Result<Console> {
@@ -88,9 +96,11 @@ impl Console {
     /// A console on any two files.
     pub fn new(stdout: File, stderr: File) -> io::Result<Console> {
         let stderr_is_terminal = stderr.is_terminal();
+        let is_one_file = are_one_file(&stdout, &stderr);
         let state = Mutex::default();
         let (changed, moved) = (Condvar::new(), AtomicU64::new(0));
-        let console = Console(Arc::new(Shared { stdout, stderr, stderr_is_terminal, state, changed, moved }));
+        let console =
+            Console(Arc::new(Shared { stdout, stderr, stderr_is_terminal, is_one_file, state, changed, moved }));
         let shared = Arc::clone(&console.0);
         thread::Builder::new().name("console".to_owned()).stack_size(128 * 1024).spawn(move || shared.run())?;
         Ok(console)
@@ -99,6 +109,11 @@ impl Console {
     /// Whether its standard error is a terminal.
     pub fn stderr_is_terminal(&self) -> bool {
         self.0.stderr_is_terminal
+    }
+
+    /// Whether its two streams are one file or one pipe, as after `> file 2>&1`.
+    pub fn is_one_file(&self) -> bool {
+        self.0.is_one_file
     }
 
     /// Queues what a worker wrote. Blocks the thread while too much is queued already, so the agent must not use it for

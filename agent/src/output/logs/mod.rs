@@ -64,6 +64,7 @@ pub use worker::WorkerLogs;
 
 use attempts::{Attempts, Folder};
 use filter::Duplicates;
+use history::Source;
 use in_use::in_use;
 use stream::Flow;
 use worker::{StderrTail, WorkerOutput};
@@ -251,8 +252,14 @@ impl Attempt<'_> {
             streams: Vec::new(),
         };
         let place = WorkerOutput { attempt: self, local_rank, rank, directory: directory.as_deref() };
-        let (stdout, out) = place.open(ConsoleStream::Stdout, redirects.stdout, tee.stdout, &mut logs);
         let (stderr, err) = place.open(ConsoleStream::Stderr, redirects.stderr, tee.stderr, &mut logs);
+        let plain = ![redirects.stdout, redirects.stderr, tee.stdout, tee.stderr].contains(&true);
+        let shared = stderr.as_ref().filter(|_| plain && self.logs.console.is_one_file());
+        let (stdout, out) = match shared.and_then(|pipe| pipe.try_clone().ok()) {
+            // What the worker writes to both comes out in its order.
+            Some(pipe) => (Some(pipe), Source::Nowhere("is with standard error, as both of the agent's are one file")),
+            None => place.open(ConsoleStream::Stdout, redirects.stdout, tee.stdout, &mut logs),
+        };
         self.logs.history.begin(local_rank, out, err);
         (Stdio { stdout: stdout.map(Into::into), stderr: stderr.map(Into::into) }, logs)
     }

@@ -77,19 +77,29 @@ impl LocalGroup {
         if failure.class < FailureClass::Own {
             // Explains all exits at the same time, because each may take [`LAST_LINES`], and this task renews the
             // node's lease.
-            let failed = others.into_iter().filter(|other| !other.exit.success());
-            let explained = futures::future::join_all(failed.map(|other| self.explain(other, socket))).await;
+            let failed = others.iter().filter(|other| !other.exit.success());
+            let explained = futures::future::join_all(failed.map(|other| self.explain(*other, socket))).await;
             for other in explained.into_iter().flatten() {
                 failure = if other.class > failure.class { other } else { failure };
             }
         }
         tracing::warn!(round, rank = failure.rank, pid = failure.pid, "worker failed: {}", failure.message);
-        if let Some(worker) = failure.local_rank.and_then(|local_rank| self.workers.get(&local_rank)) {
-            let how = failure.exit_code.map(|code| (code, failure.message.as_str()));
-            let failed = worker.subject(failure.local_rank.unwrap_or_default(), how);
-            self.events.worker(events::EventState::Failed, &failed);
+        for ended in std::iter::once(exited).chain(others) {
+            self.tell_end(ended, &failure);
         }
         Some(self.failed(failure))
+    }
+
+    /// Writes the event of a worker that ended by itself, where `failure` is the one that counts.
+    fn tell_end(&self, ended: Exited, failure: &Failure) {
+        let Some(worker) = self.workers.get(&ended.local_rank).filter(|worker| worker.pid == ended.pid) else { return };
+        if ended.exit.success() {
+            return self.events.worker(events::EventState::Succeeded, &worker.subject(ended.local_rank, None));
+        }
+        let counts = failure.local_rank == Some(ended.local_rank);
+        let message = if counts { failure.message.clone() } else { ended.exit.to_string() };
+        let how = (ended.exit.number(), message.as_str());
+        self.events.worker(events::EventState::Failed, &worker.subject(ended.local_rank, Some(how)));
     }
 
     /// Records how a worker ended, if it belongs to this round.

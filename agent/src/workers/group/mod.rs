@@ -226,6 +226,11 @@ impl LocalGroup {
         self.setup.spec.clone_from(spec);
     }
 
+    /// The round of the workers that were started last.
+    pub(crate) fn round(&self) -> u64 {
+        self.round
+    }
+
     pub(crate) fn slots(&self) -> u32 {
         self.setup.slots
     }
@@ -257,7 +262,9 @@ impl LocalGroup {
         self.phase = self.phase.step(Input::Report);
         let message = format!("the worker hangs: {}", verdict.message);
         tracing::warn!(round = self.round, rank = worker.rank, pid = worker.pid, "{message}");
-        let failure = worker.failure(verdict.local_rank, Failure::new(FailureClass::Own, message));
+        let failure = worker.failure(verdict.local_rank, self.failure(FailureClass::Own, message).bounded());
+        let how = (-verdict.signal.as_raw(), failure.message.as_str());
+        self.events.worker(events::EventState::Failed, &worker.subject(verdict.local_rank, Some(how)));
         self.guard.signal(verdict.local_rank, verdict.signal);
         Some(self.failed(failure))
     }
@@ -320,7 +327,7 @@ impl LocalGroup {
             if error.is_shortage() {
                 return self.short(&error.to_string());
             }
-            return Some(self.failed(Failure::new(FailureClass::Own, error.to_string())));
+            return Some(self.failed(self.failure(FailureClass::Own, error.to_string()).bounded()));
         }
         self.step(Input::Start);
         let places: Vec<Assignment> = (0..self.setup.slots).map(|local| self.assignment(start, local)).collect();

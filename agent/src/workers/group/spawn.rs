@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use elastic_node::GroupReport;
@@ -81,6 +82,14 @@ pub(super) async fn files(opening: &mut Option<Opening>) -> Result<Files, JoinEr
         Some(opening) => (&mut opening.files).await,
         None => std::future::pending().await,
     }
+}
+
+/// The agent's working directory, which the guard shares. It may have another name by now, or another folder its name;
+/// only if it is removed, its name is all that is left.
+fn working_directory(named: &Path) -> PathBuf {
+    let here = Path::new(".");
+    let removed = std::fs::metadata(here).is_ok_and(|here| here.nlink() == 0);
+    if removed { named.to_owned() } else { here.to_owned() }
 }
 
 /// A report that is held back until the pause after a shortage is over.
@@ -210,7 +219,8 @@ impl LocalGroup {
         let mut argv = vec![self.setup.command.program.clone().into_os_string()];
         argv.extend(self.setup.command.args(*local_rank, assignment.rank));
         let cpus = self.setup.cpus.get(*local_rank as usize).cloned().unwrap_or_default();
-        Ok(WorkerSpec { local_rank: *local_rank, argv, env, cwd: self.setup.directory.clone(), stdio, cpus })
+        let cwd = working_directory(&self.setup.directory);
+        Ok(WorkerSpec { local_rank: *local_rank, argv, env, cwd, stdio, cpus })
     }
 
     /// A worker's program now runs.

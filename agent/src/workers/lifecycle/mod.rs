@@ -23,8 +23,10 @@ use crate::workers::socket::{Awareness, WorkerSocket};
 use crate::workers::watchdog::Watchdog;
 
 mod phase;
+mod storm;
 
 use phase::LocalPhase as Phase;
+use storm::Storm;
 
 pub(crate) struct WorkersLifecycle {
     pub group: LocalGroup,
@@ -43,6 +45,8 @@ pub(crate) struct WorkersLifecycle {
     pub forming: Option<Instant>,
     /// The last round in which the workers were started.
     seat: Option<Sealed>,
+    /// Restarts of workers that hardly ran.
+    storm: Storm,
 }
 
 pub(crate) enum Waited {
@@ -173,6 +177,7 @@ impl WorkersLifecycle {
             warm_up_limit,
             forming: None,
             seat: None,
+            storm: Storm::default(),
         }
     }
 
@@ -192,23 +197,34 @@ impl WorkersLifecycle {
         self.forming = None;
         self.seat = start.round.sealed;
         self.group.follow(&start.spec);
-        self.when_free(Waiting::Start(start))
+        // Other nodes wait for this start.
+        let most = start.spec.timings.start_timeout / 3;
+        let worked = self.socket.step_in(self.group.round()).is_some();
+        let pause = self.storm.pause(start.round.restarts, &start.round.reason, worked, most, Instant::now());
+        if !pause.is_zero() {
+            tracing::warn!("{}", self.storm.story(pause));
+        }
+        self.when_free(Waiting::Start(start), pause)
     }
 
     /// Starts the workers that do not run, ahead of their places, or lets this wait for free GPUs: see [`wait`].
     /// [`WorkersLifecycle::settle`] reports when all are warm, or stops them if they cannot warm up.
     pub(crate) fn warm_up(&mut self, ahead: Ahead) {
-        self.when_free(Waiting::Ahead(ahead));
+        self.when_free(Waiting::Ahead(ahead), Duration::ZERO);
     }
 
-    fn when_free(&mut self, waiting: Waiting) -> Option<GroupReport> {
-        // Workers that quiesced still hold their GPUs, as they should.
-        if self.gpus.are_absent() || !self.group.living().is_empty() {
+    /// Starts workers once their GPUs are free, after a `pause` that the wait is part of.
+    fn when_free(&mut self, waiting: Waiting, pause: Duration) -> Option<GroupReport> {
+        // Workers that quiesced still hold their GPUs, as they should, and newcomers are to meet them at once.
+        if (self.gpus.are_absent() && pause.is_zero()) || !self.group.living().is_empty() {
             return self.begin(waiting);
         }
         // This runs in its own task, because the agent must send the guard its deadlines meanwhile.
         let mut free = JoinSet::new();
-        free.spawn(self.gpus.clone().free(self.group.job_spec().timings.start_timeout));
+        let gpus = self.gpus.clone().free(self.group.job_spec().timings.start_timeout);
+        free.spawn(async move {
+            tokio::join!(gpus, tokio::time::sleep(pause));
+        });
         self.phase.turn(Phase::Pending(Pending { waiting, free }));
         None
     }

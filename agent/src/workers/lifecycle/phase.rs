@@ -1,7 +1,7 @@
 //! What a node waits for, apart from its workers' own events.
 //!
 //! ```text
-//!   Settled ── a start or a warm-up waits for GPUs ──▶ Pending ── they are free ──▶ Settled or WarmingUp
+//!   Settled ── a start or a warm-up waits ──▶ Pending ── GPUs are free ──▶ Settled or WarmingUp
 //!   Settled, Pending ── warm up ──▶ WarmingUp ── all are warm, or are stopped ──▶ Settled
 //!   Settled, Pending ── quiesce ──▶ Resting ── all are at rest, or are stopped ──▶ Settled
 //!   Settled ── conclude, with snapshots left ──▶ Saving ── saved, or given up ──▶ Settled
@@ -17,7 +17,7 @@ use crate::workers::final_save::Saving;
 pub(crate) enum LocalPhase {
     #[default]
     Settled,
-    /// GPUs that processes of an earlier round still hold. Then workers are started.
+    /// GPUs that processes of an earlier round still hold, or a pause. Then workers are started.
     Pending(Pending),
     /// Workers that were started ahead of their round, and must warm up or be stopped.
     WarmingUp(WarmingUp),

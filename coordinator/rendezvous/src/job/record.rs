@@ -100,6 +100,9 @@ pub struct NodeRecord {
     /// Its agent's release; none: the record names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Release>,
+    /// A digest of the workers' program and its arguments. Nodes of one job usually have the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
 }
 
 impl NodeRecord {

@@ -39,6 +39,7 @@ pub fn node(name: &str) -> NodeRecord {
         lacks_workers: false,
         introduces: false,
         release: None,
+        command: None,
     }
 }
 

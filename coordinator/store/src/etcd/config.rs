@@ -54,6 +54,19 @@ impl EtcdConfig {
         self.endpoints.iter().map(|endpoint| self.uri(endpoint.trim())).collect()
     }
 
+    /// Who this client is to etcd: its user, or else the user whose name its certificate has as CN. Reads that file.
+    pub(super) fn who(&self) -> String {
+        let certificate = self.tls.as_ref().and_then(|tls| tls.client.as_ref());
+        match (&self.user, certificate) {
+            (Some(user), _) => format!("user {:?}", user.name),
+            (None, None) => "no user".to_owned(),
+            (None, Some((file, _))) => match common_name(file) {
+                Some(name) => format!("user {name:?} (the CN of {})", file.display()),
+                None => format!("no user ({} has no CN)", file.display()),
+            },
+        }
+    }
+
     fn uri(&self, endpoint: &str) -> Result<String> {
         let invalid = |why: &str| StoreError::Invalid(format!("etcd endpoint {endpoint:?}: {why}"));
         let (scheme, address) = match endpoint.split_once("://") {
@@ -98,6 +111,13 @@ impl EtcdTls {
         }
         Ok(options)
     }
+}
+
+fn common_name(certificate: &Path) -> Option<String> {
+    let pem = std::fs::read(certificate).ok()?;
+    let (_, pem) = x509_parser::pem::parse_x509_pem(&pem).ok()?;
+    let own = pem.parse_x509().ok()?;
+    own.subject().iter_common_name().next()?.as_str().ok().map(str::to_owned)
 }
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {

@@ -47,9 +47,9 @@ impl MemberConnection {
         Ok(connection)
     }
 
-    /// Who we are to etcd.
-    pub(super) fn user(&self) -> Option<&str> {
-        self.config.user.as_ref().map(|user| user.name.as_str())
+    /// Who we are to etcd, for people.
+    pub(super) fn who(&self) -> String {
+        self.config.who()
     }
 
     fn endpoint(&self, uri: &str) -> Result<Endpoint> {

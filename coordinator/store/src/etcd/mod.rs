@@ -146,7 +146,7 @@ impl Inner {
                     client.txn(request.clone()).await
                 })
                 .await
-                .map_err(|error| refusal::told(error, self.connection.user(), &Rights::of_txn(&txn)))?;
+                .map_err(|error| refusal::told(error, &self.connection.who(), &Rights::of_txn(&txn)))?;
             self.met(response.header())?;
             let result = convert::result(&txn, response).ok_or_else(|| self.not_v3("its answer does not fit"))?;
             if result.revision >= floor {

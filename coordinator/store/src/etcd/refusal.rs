@@ -75,9 +75,8 @@ fn listing(keys: &[String]) -> String {
 }
 
 /// A refusal with the user and the rights in it; any other error unchanged.
-pub(super) fn told(error: StoreError, user: Option<&str>, rights: &Rights) -> StoreError {
+pub(super) fn told(error: StoreError, who: &str, rights: &Rights) -> StoreError {
     let StoreError::Denied { endpoints, cause } = error else { return error };
-    let who = user.map_or_else(|| "no user".to_owned(), |user| format!("user {user:?}"));
     let cause = if cause.contains("permission denied") {
         format!(
             "permission denied for {who}, who needs the right {}. Take a user who has it, or grant it to a role of this \
@@ -117,7 +116,7 @@ mod tests {
             (Rights::of_txn(&begin), "to write /j/*, and to read a, b, c and 2 more."),
             (Rights::of_watch(&watch), "to read /j/nodes/*."),
         ] {
-            let text = told(denied("etcdserver: permission denied"), Some("anna"), &rights).to_string();
+            let text = told(denied("etcdserver: permission denied"), r#"user "anna""#, &rights).to_string();
             assert!(text.contains(expected) && text.contains("\"anna\""), "{text}");
             assert!(text.contains("grant-permission"), "{text}");
         }
@@ -125,10 +124,11 @@ mod tests {
 
     #[test]
     fn who_is_not_let_in_at_all_is_told_so() {
-        let text = |cause, user| told(denied(cause), user, &Rights::default()).to_string();
-        assert!(text("etcdserver: user name is empty", None).contains("none is given"));
-        let wrong = text("etcdserver: authentication failed, invalid user ID or password", Some("anna"));
+        let anna = r#"user "anna""#;
+        let text = |cause, who| told(denied(cause), who, &Rights::default()).to_string();
+        assert!(text("etcdserver: user name is empty", "no user").contains("none is given"));
+        let wrong = text("etcdserver: authentication failed, invalid user ID or password", anna);
         assert!(wrong.contains("password (user \"anna\")"), "{wrong}");
-        assert_eq!(told(StoreError::LeaseGone, Some("anna"), &Rights::default()), StoreError::LeaseGone);
+        assert_eq!(told(StoreError::LeaseGone, anna, &Rights::default()), StoreError::LeaseGone);
     }
 }

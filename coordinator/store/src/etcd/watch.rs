@@ -178,7 +178,7 @@ impl Watch {
             *refusals += 1;
             if *refusals >= NEW_TOKENS {
                 let refused = StoreError::Denied { endpoints: link.uri.clone(), cause };
-                return End::Broken(refusal::told(refused, connection.user(), &Rights::of_watch(&self.scope)));
+                return End::Broken(refusal::told(refused, &connection.who(), &Rights::of_watch(&self.scope)));
             }
             if let Err(fault) = connection.renew_token(link, Instant::now() + connection.config.call_timeout).await {
                 return fault.into_error(false, &link.uri).into();

@@ -39,7 +39,7 @@ pub(crate) fn judge(evidence: &Evidence) -> Failure {
         (Some((_, message)), _) => Some(message.clone()),
         (None, Some(recorded)) => Some(recorded.message.clone()),
         (None, None) if surprised => None,
-        (None, None) => exception(&stderr).or_else(|| last_word(&stderr, *exit)),
+        (None, None) => thrown(&stderr).or_else(|| last_word(&stderr, *exit)),
     };
     let message = match (&said, by) {
         (Some(said), _) => format!("{} ({exit})", first_line(&printable(said))),
@@ -136,12 +136,39 @@ fn killing(exit: Exit, before: &Victims, after: &Victims) -> Option<Killing> {
     Some(Killing { by, evidence })
 }
 
-/// The exception at the end of a Python traceback.
-fn exception(stderr: &[String]) -> Option<String> {
+const TRACEBACK: &str = "Traceback (most recent call last):";
+const GROUP: &str = "Exception Group Traceback (most recent call last):";
+
+/// What the program threw last: an exception of Python, a group of them, or a panic of Rust.
+fn thrown(stderr: &[String]) -> Option<String> {
     let lines: Vec<&str> = stderr.iter().map(|line| without_ranks(line)).collect();
-    let traceback = lines.iter().rposition(|line| *line == "Traceback (most recent call last):")?;
-    let mut after = lines[traceback + 1..].iter();
-    after.find(|line| !line.is_empty() && !line.starts_with(char::is_whitespace)).map(|line| (*line).to_owned())
+    lines.iter().enumerate().rev().find_map(|(at, line)| {
+        let after = &lines[at + 1..];
+        match line.trim_start().strip_prefix("+ ") {
+            Some(GROUP) => exception_group(after),
+            _ if *line == TRACEBACK => unindented(after.iter().copied()),
+            _ => panic(line, after.first()?),
+        }
+    })
+}
+
+/// The first line that is not indented: after a traceback's frames, the exception.
+fn unindented<'a>(mut lines: impl Iterator<Item = &'a str>) -> Option<String> {
+    lines.find(|line| !line.is_empty() && !line.starts_with(char::is_whitespace)).map(str::to_owned)
+}
+
+/// A group of exceptions and the first one in it. Python draws a line at the left of a group's traceback.
+fn exception_group(after: &[&str]) -> Option<String> {
+    let lines = || after.iter().filter_map(|line| line.trim_start().strip_prefix("| "));
+    let group = unindented(lines())?;
+    let others = lines().skip_while(|line| *line != group).skip(1).filter(|line| !line.ends_with(TRACEBACK));
+    Some(unindented(others).map_or_else(|| group.clone(), |first| format!("{group}, the first: {first}")))
+}
+
+/// A panic of Rust, which says where before it says what: `thread 'main' (7) panicked at src/main.rs:2:5:`.
+fn panic(line: &str, message: &str) -> Option<String> {
+    let place = line.strip_prefix("thread '")?.split_once(" panicked at ")?.1.strip_suffix(':')?;
+    Some(format!("{message}, panicked at {place}"))
 }
 
 /// The last line, if it tells why the program ended: a line of a program that aborts, `sys.exit("text")`, which prints

@@ -2,6 +2,37 @@
 
 use super::*;
 
+fn lines(text: &str) -> Vec<String> {
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_group_of_exceptions_and_a_panic_say_what_happened() {
+    let group = "  + Exception Group Traceback (most recent call last):
+  |   File \"t.py\", line 3, in <module>
+  |     raise ExceptionGroup(\"loading failed\", errors)
+  | ExceptionGroup: loading failed (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File \"t.py\", line 1, in load
+    |     raise ValueError(\"shard 3\")
+    | ValueError: shard 3
+    +---------------- 2 ----------------
+    | KeyError: 'x'
+    +------------------------------------";
+    let said = "ExceptionGroup: loading failed (2 sub-exceptions), the first: ValueError: shard 3";
+    assert_eq!(thrown(&lines(group)).as_deref(), Some(said));
+    let ranked: Vec<String> = lines(group).iter().map(|line| format!("[rank0]: {line}")).collect();
+    assert_eq!(thrown(&ranked).as_deref(), Some(said));
+
+    let panic = "loading\n\nthread 'main' (7) panicked at src/main.rs:2:5:\nindex out of bounds: the len is 3\nnote: run \
+                 with `RUST_BACKTRACE=1` environment variable to display a backtrace";
+    let said = "index out of bounds: the len is 3, panicked at src/main.rs:2:5";
+    assert_eq!(thrown(&lines(panic)).as_deref(), Some(said));
+    assert_eq!(thrown(&lines("thread 'main' panicked at src/main.rs:2:5:")), None, "cut off");
+    assert_eq!(thrown(&lines(&format!("{panic}\n{group}"))).unwrap().split(':').next(), Some("ExceptionGroup"));
+}
+
 fn exited(exit: Exit) -> Evidence {
     Evidence {
         exit,

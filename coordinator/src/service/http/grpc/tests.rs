@@ -133,6 +133,7 @@ fn node() -> NodeRecord {
         lacks_workers: true,
         introduces: true,
         release: Some(release()),
+        command: None,
     }
 }
 
