@@ -11,7 +11,7 @@ use elastic_collective::stop::Stop;
 pub struct Interruption<'a> {
     stop: &'a Stop,
     round: u64,
-    /// Why it is not. From then on no thread computes any more, and none hands out what it has.
+    /// Why it is not. After that no thread computes any more, and none hands out what it has.
     cause: OnceLock<CollectiveError>,
 }
 
