@@ -253,8 +253,12 @@ fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<Received, io::Er
             Ok(_) if line.len() > MAX_LINE => io::Error::new(io::ErrorKind::InvalidData, "it sent a line without end"),
             Ok(_) => match serde_json::from_slice(&line) {
                 Ok(message) => {
-                    if let ToWorker::Forming { round, quiesce_ms, .. } = &message {
-                        stop.forms(*round, Duration::from_millis(*quiesce_ms));
+                    match &message {
+                        ToWorker::Forming { round, quiesce_ms, .. } => {
+                            stop.forms(*round, Duration::from_millis(*quiesce_ms));
+                        }
+                        ToWorker::Draining { grace_ms } => stop.grants(Duration::from_millis(*grace_ms)),
+                        _ => {}
                     }
                     // The descriptor comes with the line's first bytes, so it has been received.
                     let file = match &message {

@@ -16,8 +16,8 @@ use tracing_subscriber::EnvFilter;
 
 mod bench;
 
-/// Exit code after a stop signal: 128 and SIGTERM's number, as shells count.
-const STOPPED: u8 = 143;
+/// What shells add to a signal's number for the exit code.
+const BY_SIGNAL: u8 = 128;
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
@@ -26,9 +26,10 @@ fn main() -> ExitCode {
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
         .init();
+    let stop = Stop::default();
     let result = match Arguments::parse().command {
-        Command::Digits(flags) => train_digits(&flags),
-        Command::Gpt(flags) => train_gpt(&flags),
+        Command::Digits(flags) => train_digits(&flags, &stop),
+        Command::Gpt(flags) => train_gpt(&flags, &stop),
         Command::Checkpoint(command) => checkpoint::run(&command, &mut io::stdout()).map_err(Into::into),
         #[cfg(feature = "cuda")]
         Command::CheckGpus => check_gpus(),
@@ -36,7 +37,9 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if matches!(error.downcast_ref(), Some(TrainError::Stopped)) => ExitCode::from(STOPPED),
+        Err(error) if matches!(error.downcast_ref(), Some(TrainError::Stopped)) => {
+            ExitCode::from(BY_SIGNAL + stop.signal().unwrap_or_default())
+        }
         Err(error) => {
             error!("{error:#}");
             if let Err(error) = write_error_file(&format!("{error:#}")) {
@@ -59,18 +62,18 @@ fn log_filter() -> EnvFilter {
     EnvFilter::try_new(parts.collect::<String>() + &said).unwrap_or_else(|_| EnvFilter::new("info"))
 }
 
-fn train_digits(flags: &digits::Flags) -> anyhow::Result<()> {
+fn train_digits(flags: &digits::Flags, stop: &Stop) -> anyhow::Result<()> {
     let task = digits::Task::new(flags)?;
-    let stop = listen()?;
-    let outcome = task.train(elastic(&flags.settings, &stop)?)?;
-    tell(&outcome, &stop, || task.judge(outcome.state.parameters()))
+    listen(stop)?;
+    let outcome = task.train(elastic(&flags.settings, stop)?)?;
+    tell(&outcome, stop, || task.judge(outcome.state.parameters()))
 }
 
-fn train_gpt(flags: &gpt::Flags) -> anyhow::Result<()> {
+fn train_gpt(flags: &gpt::Flags, stop: &Stop) -> anyhow::Result<()> {
     let task = gpt::Task::new(flags)?;
-    let stop = listen()?;
-    let outcome = task.train(elastic(&flags.settings, &stop)?)?;
-    tell(&outcome, &stop, || task.judge(outcome.state.parameters()))
+    listen(stop)?;
+    let outcome = task.train(elastic(&flags.settings, stop)?)?;
+    tell(&outcome, stop, || task.judge(outcome.state.parameters()))
 }
 
 #[cfg(feature = "cuda")]
@@ -79,8 +82,8 @@ fn check_gpus() -> anyhow::Result<()> {
     Ok(elastic_trainer::check::run(&surroundings, &mut io::stdout())?)
 }
 
-fn listen() -> anyhow::Result<Stop> {
-    Stop::on_signals().context("cannot listen for signals")
+fn listen(stop: &Stop) -> anyhow::Result<()> {
+    stop.listen().context("cannot listen for signals")
 }
 
 /// Training in this process's place.

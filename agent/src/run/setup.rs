@@ -17,6 +17,7 @@ use elastic_store::{Op, OpResult, Store, Txn};
 use elastic_torchelastic::{DEFAULT_PREFIX, Paths, TorchElastic};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use crate::cli::Options;
 use crate::machine::address::{Advertised, NetworkOptions, advertised, foreign};
@@ -39,6 +40,9 @@ use crate::workers_store::rank0_port::StoreHost;
 
 /// How long a connection from this agent to itself may take.
 const SELF: Duration = Duration::from_secs(1);
+
+/// Tells workers that the job's id was made up, so that it means nothing to the next start.
+const UNNAMED_ENV: &str = "ELASTIC_JOB_UNNAMED";
 
 /// Environment variables for the workers, in addition to those that tell a worker its place.
 pub(super) type Variables = Vec<(&'static str, OsString)>;
@@ -150,11 +154,15 @@ pub(super) fn group(
     plan: WorkersPlan,
     identity: &NodeIdentity,
     address: String,
-    env: Variables,
+    mut env: Variables,
     spec: Spec,
     console: &Console,
 ) -> anyhow::Result<GroupSetup> {
     let WorkersPlan { command, slots, cpus } = plan;
+    // A job that was given no id has a fresh one at each start.
+    if options.store.choice == StoreChoice::Standalone && Uuid::try_parse(&options.job.to_string()).is_ok() {
+        env.push((UNNAMED_ENV, "1".into()));
+    }
     Ok(GroupSetup {
         job: options.job.to_string(),
         node: identity.name.clone(),

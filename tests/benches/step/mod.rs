@@ -3,9 +3,11 @@
 use elastic_tests::prelude::*;
 use std::num::NonZeroUsize;
 
+use elastic_trainer::Stop;
 use elastic_trainer::collective::tree::Node;
 use elastic_trainer::data::{Data, Order, StepSamples};
 use elastic_trainer::engine::gradient::{GradientTask, GradientThreads};
+use elastic_trainer::engine::interruption::Interruption;
 use elastic_trainer::engine::state::State;
 use elastic_trainer::model::gpt::{Size, Tokens};
 use elastic_trainer::model::{AdamW, Model, Workspace};
@@ -95,6 +97,7 @@ impl<M: Model> Run<M> {
 
     fn step(&mut self) {
         let shards = self.threads.pool.threads() as u32;
+        let stop = Stop::default();
         let task = GradientTask {
             model: &self.model,
             parameters: self.state.parameters(),
@@ -104,6 +107,7 @@ impl<M: Model> Run<M> {
             next: None,
             shards,
             micro_batch: None,
+            interruption: &Interruption::new(&stop, 0),
         };
         let sum = task.sum_under(Node::root(shards), &mut self.threads);
         let tensors = self.model.tensors();

@@ -70,7 +70,7 @@ pub struct GroupConfig {
 pub struct Patience {
     /// Until all of them have connected.
     pub form: Duration,
-    /// From the start of an operation to its end.
+    /// For the next byte of an operation.
     pub operation: Duration,
 }
 
@@ -97,7 +97,7 @@ pub enum CollectiveError {
     Stalled {
         /// Peers that still owe data.
         ranks: Vec<usize>,
-        /// Time since the operation's start.
+        /// Time since the last byte, or since the operation's start.
         waited: Duration,
     },
     /// Peers did not connect in time.
@@ -153,6 +153,17 @@ pub enum CollectiveError {
         addr: String,
         /// Why.
         cause: io::Error,
+    },
+    /// This process may open no more files.
+    #[error(
+        "cannot connect with all ranks: {cause} (the limit is {limit}); raise it where this worker is started \
+        (ulimit -n, LimitNOFILE)"
+    )]
+    Descriptors {
+        /// The limit on open files.
+        limit: u64,
+        /// What the system said.
+        cause: String,
     },
     /// NCCL or the device below it failed.
     #[error("NCCL: {cause}")]
@@ -229,6 +240,8 @@ pub struct Group {
     interests: Vec<Interest>,
     /// The operation's bytes to and from each peer, by rank.
     traffic: Vec<Traffic>,
+    /// When the last of them moved.
+    last_byte: Cell<Instant>,
 }
 
 /// An operation in the recorder.
@@ -265,6 +278,7 @@ impl Group {
             recorder: Recorder::default(),
             recorded: None,
             interests: Vec::new(),
+            last_byte: Cell::new(Instant::now()),
         })
     }
 
@@ -343,8 +357,7 @@ impl Group {
     }
 
     /// Copies each rank's part of `data` to all others. The parts follow each other, and `ends` has the end of each, by
-    /// rank. The length must be the same on all ranks. The operation's time counts from the last byte that was sent or
-    /// received.
+    /// rank. The length must be the same on all ranks.
     pub fn share(&mut self, ends: &[usize], data: &mut [u8]) -> Result<(), CollectiveError> {
         let result = spread::share(self, ends, data);
         self.ended(result)

@@ -96,7 +96,7 @@ fn run(
     sum: &mut [f32],
     vote: u32,
 ) -> Result<u32, CollectiveError> {
-    let (operation, started) = group.begin(Kind::Ordered, size_of_val(sum));
+    let operation = group.begin(Kind::Ordered, size_of_val(sum));
     let (rank, ranks, elements) = (group.rank, group.world_size, sum.len());
     let plan = SumPlan { world_size: ranks as u32, shards, elements };
     let everywhere = size_of_val(sum) <= EVERYWHERE_BYTES;
@@ -149,7 +149,7 @@ fn run(
         }
         if !moved {
             let interests: Vec<Interest> = streams.iter().filter_map(|stream| stream.interest(finished)).collect();
-            group.wait(&interests, started)?;
+            group.wait(&interests)?;
         }
     }
 }

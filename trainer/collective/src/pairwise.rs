@@ -1,7 +1,5 @@
 //! Operations in which pairs of ranks exchange whole buffers: sums of small buffers, and broadcast.
 
-use std::time::Instant;
-
 use super::peer_stream::{Exchange, Kind, OperationHeader, PeerStream, run};
 use super::{CollectiveError, Group};
 
@@ -10,22 +8,22 @@ use super::{CollectiveError, Group};
 /// beyond the largest power of two first send their buffer to another rank, and get the sum from it at the end.
 /// Partners add the same two numbers, so all ranks get the same bits.
 pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), CollectiveError> {
-    let (operation, started) = group.begin(Kind::Pairwise, size_of_val(data));
+    let operation = group.begin(Kind::Pairwise, size_of_val(data));
     let rank = group.rank;
     let core = 1 << group.world_size.ilog2();
     let mut theirs = vec![0.0; data.len()];
     if rank >= core {
-        send(group, operation, started, rank - core, bytemuck::cast_slice(data))?;
-        return receive(group, operation, started, rank - core, bytemuck::cast_slice_mut(data));
+        send(group, operation, rank - core, bytemuck::cast_slice(data))?;
+        return receive(group, operation, rank - core, bytemuck::cast_slice_mut(data));
     }
     let extra = Some(rank + core).filter(|&extra| extra < group.world_size);
     if let Some(extra) = extra {
-        receive(group, operation, started, extra, bytemuck::cast_slice_mut(&mut theirs))?;
+        receive(group, operation, extra, bytemuck::cast_slice_mut(&mut theirs))?;
         add(data, &theirs);
     }
-    double(group, operation, started, core, data, &mut theirs, 0)?;
+    double(group, operation, core, data, &mut theirs, 0)?;
     match extra {
-        Some(extra) => send(group, operation, started, extra, bytemuck::cast_slice(data)),
+        Some(extra) => send(group, operation, extra, bytemuck::cast_slice(data)),
         None => Ok(()),
     }
 }
@@ -33,16 +31,15 @@ pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), Coll
 /// As [`all_reduce`], with votes, and only for a power of two of ranks. Each turn adds two neighbouring nodes of a
 /// binary tree: the lower ranks' sum and the higher ranks' sum.
 pub(super) fn sum_in_tree(group: &mut Group, sum: &mut [f32], vote: u32) -> Result<u32, CollectiveError> {
-    let (operation, started) = group.begin(Kind::Ordered, size_of_val(sum));
+    let operation = group.begin(Kind::Ordered, size_of_val(sum));
     let mut theirs = vec![0.0; sum.len()];
-    double(group, operation, started, group.world_size, sum, &mut theirs, vote)
+    double(group, operation, group.world_size, sum, &mut theirs, vote)
 }
 
 /// The turns between the first `ranks`, a power of two. Returns the bitwise OR of their votes.
 fn double(
     group: &mut Group,
     operation: OperationHeader,
-    started: Instant,
     ranks: usize,
     data: &mut [f32],
     theirs: &mut [f32],
@@ -52,7 +49,7 @@ fn double(
     while distance < ranks {
         let partner = group.rank ^ distance;
         let (out, into) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(theirs));
-        votes |= exchange(group, operation, started, (partner, votes), Some(out), Some(into))?;
+        votes |= exchange(group, operation, (partner, votes), Some(out), Some(into))?;
         add(data, theirs);
         distance *= 2;
     }
@@ -61,15 +58,15 @@ fn double(
 
 /// Copies rank 0's bytes along a binomial tree.
 pub(super) fn broadcast(group: &mut Group, data: &mut [u8]) -> Result<(), CollectiveError> {
-    let (operation, started) = group.begin(Kind::Broadcast, data.len());
+    let operation = group.begin(Kind::Broadcast, data.len());
     let (rank, world_size) = (group.rank, group.world_size);
     // A rank receives from the rank without its own highest bit, and then sends to the ranks with one higher bit more.
     let mut bit = if rank == 0 { 1 } else { 2 << rank.ilog2() };
     if rank > 0 {
-        receive(group, operation, started, rank ^ (bit >> 1), data)?;
+        receive(group, operation, rank ^ (bit >> 1), data)?;
     }
     while rank + bit < world_size {
-        send(group, operation, started, rank + bit, data)?;
+        send(group, operation, rank + bit, data)?;
         bit *= 2;
     }
     Ok(())
@@ -79,37 +76,24 @@ pub(super) fn add(sum: &mut [f32], more: &[f32]) {
     sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
 }
 
-fn send(
-    group: &mut Group,
-    operation: OperationHeader,
-    started: Instant,
-    peer: usize,
-    data: &[u8],
-) -> Result<(), CollectiveError> {
-    exchange(group, operation, started, (peer, 0), Some(data), None).map(drop)
+fn send(group: &mut Group, operation: OperationHeader, peer: usize, data: &[u8]) -> Result<(), CollectiveError> {
+    exchange(group, operation, (peer, 0), Some(data), None).map(drop)
 }
 
-fn receive(
-    group: &mut Group,
-    operation: OperationHeader,
-    started: Instant,
-    peer: usize,
-    data: &mut [u8],
-) -> Result<(), CollectiveError> {
-    exchange(group, operation, started, (peer, 0), None, Some(data)).map(drop)
+fn receive(group: &mut Group, operation: OperationHeader, peer: usize, data: &mut [u8]) -> Result<(), CollectiveError> {
+    exchange(group, operation, (peer, 0), None, Some(data)).map(drop)
 }
 
 /// Sends `out` to a peer and fills `into` from it, at the same time. `word` is sent along; returns the peer's word.
 fn exchange(
     group: &mut Group,
     operation: OperationHeader,
-    started: Instant,
     (peer, word): (usize, u32),
     out: Option<&[u8]>,
     into: Option<&mut [u8]>,
 ) -> Result<u32, CollectiveError> {
     let mut exchange = [Exchange::new(PeerStream::new(peer, operation, word), out, into)];
-    run(group, &mut exchange, Some(started))?;
+    run(group, &mut exchange)?;
     let [Exchange { peer_stream, .. }] = exchange;
     Ok(peer_stream.word)
 }

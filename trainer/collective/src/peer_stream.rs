@@ -117,6 +117,7 @@ impl PeerStream {
         let taken = again(|| link.write_vectored(&[IoSlice::new(header), IoSlice::new(body)]), self.peer)?;
         let of_header = taken.min(header.len());
         self.header_sent += of_header;
+        group.moved(taken);
         let sent = &group.traffic[self.peer].sent;
         sent.set(sent.get() + taken as u64);
         Ok(taken - of_header)
@@ -140,6 +141,7 @@ impl PeerStream {
         )?;
         let of_header = got.min(missing);
         self.header_got += of_header;
+        group.moved(got);
         let received = &group.traffic[peer].received;
         received.set(received.get() + got as u64);
         if of_header > 0 && self.heard() {
@@ -204,13 +206,8 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Moves all bytes. The operation's time counts from `started`, or, if that is none, from the last byte that moved.
-pub(super) fn run(
-    group: &mut Group,
-    exchanges: &mut [Exchange<'_>],
-    started: Option<Instant>,
-) -> Result<(), CollectiveError> {
-    let mut last = Instant::now();
+/// Moves all bytes.
+pub(super) fn run(group: &mut Group, exchanges: &mut [Exchange<'_>]) -> Result<(), CollectiveError> {
     loop {
         let mut moved = false;
         for exchange in &mut *exchanges {
@@ -220,10 +217,8 @@ pub(super) fn run(
         if interests.is_empty() {
             return Ok(());
         }
-        if moved {
-            last = Instant::now();
-        } else {
-            group.wait(&interests, started.unwrap_or(last))?;
+        if !moved {
+            group.wait(&interests)?;
         }
     }
 }
@@ -240,10 +235,18 @@ impl Group {
     /// Numbers the next operation, and records it. The number in the header counts only operations over these links:
     /// when NCCL fails for one rank in one of a step's sums, that rank says so in its next operation here, and by then
     /// other ranks have begun more sums over NCCL.
-    pub(super) fn begin(&mut self, kind: Kind, bytes: usize) -> (OperationHeader, Instant) {
+    pub(super) fn begin(&mut self, kind: Kind, bytes: usize) -> OperationHeader {
         let now = self.note("tcp", name(kind as u32), bytes as u64);
+        self.last_byte.set(now);
         self.exchanges += 1;
-        (OperationHeader { number: self.exchanges, kind: kind as u32, bytes: bytes as u64 }, now)
+        OperationHeader { number: self.exchanges, kind: kind as u32, bytes: bytes as u64 }
+    }
+
+    /// Notes that so many bytes have moved: peers have their whole time again.
+    fn moved(&self, bytes: usize) {
+        if bytes > 0 {
+            self.last_byte.set(Instant::now());
+        }
     }
 
     /// Numbers and records an operation of these ranks, over any transport.
@@ -267,18 +270,22 @@ impl Group {
 
     /// Sleeps until one of `interests` can move bytes. It also fails when a peer dies with which this operation
     /// exchanges nothing: a later operation would fail for that, and the error now names the cause.
-    pub(super) fn wait(&mut self, interests: &[Interest], started: Instant) -> Result<(), CollectiveError> {
+    ///
+    /// The time that peers have counts from the last byte that moved, since the time of a whole operation depends on
+    /// its length and the network.
+    pub(super) fn wait(&mut self, interests: &[Interest]) -> Result<(), CollectiveError> {
         self.interests.clear();
         self.interests.extend_from_slice(interests);
         loop {
             self.look_up()?;
-            let left = self.patience.operation.saturating_sub(started.elapsed());
+            let waited = self.last_byte.get().elapsed();
+            let left = self.patience.operation.saturating_sub(waited);
             if left.is_zero() {
                 let mut ranks: Vec<usize> = interests.iter().filter(|i| i.receive).map(|i| i.peer).collect();
                 if ranks.is_empty() {
                     ranks = interests.iter().map(|i| i.peer).collect();
                 }
-                return Err(CollectiveError::Stalled { ranks, waited: started.elapsed() });
+                return Err(CollectiveError::Stalled { ranks, waited });
             }
             if self.poll(interests, left.min(GLANCE))? {
                 return Ok(());
@@ -286,15 +293,9 @@ impl Group {
         }
     }
 
-    /// Fails at a stop, and when a later round forms and the time for the step under way is over.
+    /// Fails at a stop, and when a later round forms, once the time for the step under way is over.
     fn look_up(&self) -> Result<(), CollectiveError> {
-        if self.stop.is_raised() {
-            return Err(CollectiveError::Stopped);
-        }
-        match self.stop.forming_after(self.round).filter(|forming| Instant::now() >= forming.give_up) {
-            Some(forming) => Err(CollectiveError::Superseded { round: forming.round }),
-            None => Ok(()),
-        }
+        self.stop.check(self.round, Instant::now())
     }
 
     /// Fails when a wait would fail: at a stop, for a later round, when a peer is dead. It is for a caller that waits

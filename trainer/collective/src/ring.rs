@@ -18,7 +18,7 @@ struct Position {
 }
 
 pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), CollectiveError> {
-    let (operation, started) = group.begin(Kind::Ring, size_of_val(data));
+    let operation = group.begin(Kind::Ring, size_of_val(data));
     let (rank, ranks) = (group.rank, group.world_size);
     let turns = 2 * (ranks - 1);
     let elements = data.len();
@@ -87,7 +87,7 @@ pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), Coll
                 Interest { peer: to.peer, send: can_send, receive: false },
                 Interest { peer: from.peer, send: false, receive: received.turn < turns },
             ];
-            group.wait(&interests, started)?;
+            group.wait(&interests)?;
         }
     }
 }

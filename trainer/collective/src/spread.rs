@@ -7,13 +7,13 @@ use super::{CollectiveError, Group};
 pub(super) fn gather<const N: usize>(group: &mut Group, values: [u64; N]) -> Result<Vec<[u64; N]>, CollectiveError> {
     let own = values.map(u64::to_le);
     let mut all = vec![own; group.world_size];
-    let (operation, _) = group.begin(Kind::Gather, size_of_val(&all[..]));
+    let operation = group.begin(Kind::Gather, size_of_val(&all[..]));
     let (rank, out) = (group.rank, bytemuck::cast_slice(&own));
     let peers = all.iter_mut().enumerate().filter(|(peer, _)| *peer != rank);
     let exchanges = peers.map(|(peer, into)| {
         Exchange::new(PeerStream::new(peer, operation, 0), Some(out), Some(bytemuck::cast_slice_mut(into)))
     });
-    run(group, &mut exchanges.collect::<Vec<_>>(), None)?;
+    run(group, &mut exchanges.collect::<Vec<_>>())?;
     Ok(all.into_iter().map(|values| values.map(u64::from_le)).collect())
 }
 
@@ -43,7 +43,7 @@ fn move_parts(
     wants: impl Fn(usize) -> bool,
     data: &mut [u8],
 ) -> Result<(), CollectiveError> {
-    let (operation, _) = group.begin(Kind::Spread, data.len());
+    let operation = group.begin(Kind::Spread, data.len());
     let (rank, mut rest, mut start) = (group.rank, data, 0);
     let (mut own, mut theirs): (&[u8], Vec<(usize, &mut [u8])>) = (&[], Vec::with_capacity(group.world_size));
     for (peer, &end) in ends.iter().enumerate() {
@@ -57,6 +57,5 @@ fn move_parts(
         let nothing = out.is_empty() && into.is_empty();
         (!nothing).then(|| Exchange::new(PeerStream::new(peer, operation, 0), Some(out), Some(into)))
     });
-    // The time counts from the last byte that moved, since the number of bytes differs from job to job.
-    run(group, &mut exchanges.collect::<Vec<_>>(), None)
+    run(group, &mut exchanges.collect::<Vec<_>>())
 }

@@ -392,3 +392,89 @@ fn ranks_in_different_operations_say_so() {
     let out_of_step = |error: &CollectiveError| matches!(error, CollectiveError::OutOfStep { .. });
     assert!(errors.iter().any(|(error, _)| out_of_step(error)), "{errors:?}");
 }
+
+/// Passes bytes on between a rank that dials `port`'s holder and this port, which it returns: so many at a time, and a
+/// pause after each.
+fn slow_wire(port: u16, bytes: usize, pause: Duration) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = listener.local_addr().unwrap().port();
+    // The threads end with their connections, or with the test's process.
+    thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let Ok(far) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+            for (mut from, mut to) in
+                [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far.try_clone().unwrap(), near)]
+            {
+                thread::spawn(move || {
+                    let mut buffer = vec![0; bytes];
+                    while let Ok(got @ 1..) = from.read(&mut buffer) {
+                        if to.write_all(&buffer[..got]).is_err() {
+                            return;
+                        }
+                        thread::sleep(pause);
+                    }
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    here
+}
+
+#[test]
+fn an_operation_may_take_longer_than_peers_are_waited_for_while_bytes_flow() {
+    let patience = Patience { operation: Duration::from_millis(600), ..PATIENCE };
+    let sum = |group: &mut Group, numbers: usize| group.all_reduce(&mut vec![1.0; numbers]);
+    let ordered = |group: &mut Group, numbers: usize| group.ordered_sum(2, &[], &mut vec![1.0; numbers], 0).map(drop);
+    let broadcast = |group: &mut Group, numbers: usize| group.broadcast(&mut vec![1; 4 * numbers]);
+    type Operation = fn(&mut Group, usize) -> Result<(), CollectiveError>;
+    // Bytes at a time, so that each takes about two seconds
+    let cases: [(&str, Operation, usize, usize); 4] = [
+        ("pairwise", sum, 8 << 10, 1 << 10),
+        ("ring", sum, 1 << 20, 128 << 10),
+        ("ordered", ordered, 1 << 20, 128 << 10),
+        ("broadcast", broadcast, 2 << 20, 256 << 10),
+    ];
+    thread::scope(|scope| {
+        for (name, operation, numbers, bytes) in cases {
+            scope.spawn(move || {
+                let (_held, port) = hold_port();
+                let wire = slow_wire(port, bytes, Duration::from_millis(60));
+                let results = thread::scope(|scope| {
+                    let ranks = [(0, port), (1, wire)].map(|(rank, port)| {
+                        scope.spawn(move || {
+                            let mut group = Group::form(&config(rank, 2, port), PATIENCE, Stop::default()).unwrap();
+                            group.barrier().unwrap();
+                            let mut group = group.with_patience(patience);
+                            let begun = Instant::now();
+                            let result = operation(&mut group, numbers);
+                            // No rank leaves before all bytes have arrived.
+                            group.with_patience(PATIENCE).barrier().unwrap();
+                            result.map(|()| begun.elapsed())
+                        })
+                    });
+                    ranks.map(|rank| rank.join().unwrap())
+                });
+                let took = results.map(|result| result.unwrap_or_else(|error| panic!("{name}: {error}")));
+                assert!(took.iter().any(|took| *took > patience.operation), "{name} was too quick: {took:?}");
+            });
+        }
+    });
+}
+
+#[test]
+fn peers_with_long_settings_meet_and_hear_that_they_differ() {
+    let form = |rank, port, settings: &str| {
+        let config = GroupConfig { settings: settings.to_owned(), ..config(rank, 2, port) };
+        Group::form(&config, Patience { form: Duration::from_secs(3), ..PATIENCE }, Stop::default())
+    };
+    let long = "layer ".repeat(20_000);
+    let (_held, port) = hold_port();
+    thread::scope(|scope| {
+        let zero = scope.spawn(|| form(0, port, &long).map(Group::leave));
+        let error = form(1, port, &format!("{long}more")).unwrap_err();
+        assert!(matches!(&error, CollectiveError::Refused { rank: 0, .. }), "{error}");
+        form(1, port, &long).unwrap().leave();
+        zero.join().unwrap().unwrap();
+    });
+}

@@ -27,8 +27,8 @@ pub enum CheckpointError {
     },
     /// Another job saves there.
     #[error("checkpoint folder {} belongs to job {theirs}, and job {job} would overwrite its checkpoints; choose \
-        another --checkpoint-dir, or move the checkpoints and the file {OWNER} away if job {theirs} does not need them",
-        folder.display())]
+        another --checkpoint-dir, with --resume {} to begin from them; or move step-*, {OWNER} and committed away if \
+        job {theirs} does not need them", folder.display(), folder.display())]
     Anothers {
         /// The folder.
         folder: PathBuf,
@@ -37,6 +37,44 @@ pub enum CheckpointError {
         /// Who was to save there.
         job: String,
     },
+    /// A run would begin before what is there.
+    #[error("checkpoint folder {} holds step {step}, and this run would begin before it; to resume from there, use \
+        --resume auto; to begin elsewhere, choose another --checkpoint-dir, or move step-*, {OWNER} and committed away",
+        folder.display())]
+    Occupied {
+        /// The folder.
+        folder: PathBuf,
+        /// The newest step in it.
+        step: u64,
+    },
+    /// Another run saves there at this moment.
+    #[error("another run saves in checkpoint folder {} at this moment; end it, or choose another --checkpoint-dir",
+        folder.display())]
+    Busy {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// What `--resume` names is not there.
+    #[error("{} holds no checkpoint{}; see elastic-trainer checkpoint list, and correct --resume", dir.display(),
+        step.map_or(String::new(), |step| format!(" of step {step}")))]
+    NotThere {
+        /// What was named.
+        dir: PathBuf,
+        /// And the step, if one was.
+        step: Option<u64>,
+    },
+    /// There are checkpoints, and none can be read.
+    #[error(
+        "no checkpoint can be read: {cause}; restore one, or, to begin at step 0, move step-*, {OWNER} and \
+        committed away"
+    )]
+    NoneWhole {
+        /// What is wrong with one of them.
+        cause: Box<CheckpointError>,
+    },
+    /// What is wrong is known to another rank.
+    #[error("another rank found it damaged, and says what is wrong with it")]
+    Elsewhere,
     /// The folder's file system says nothing.
     #[error("checkpoint folder {} has not answered for {} s; does its file system hang? Repair it, or choose another \
         --checkpoint-dir", folder.display(), waited.as_secs())]

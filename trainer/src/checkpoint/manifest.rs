@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 /// The newest format this program writes, and the only one it reads.
 pub const FORMAT: u32 = 1;
 
+/// Most bytes under one checksum: as many are held while they are compared.
+const LARGEST_CHUNK: u64 = 64 << 20;
+
 /// How the names of the optimizer's tensors begin.
 const OPTIMIZER: &str = "adamw.";
 
@@ -74,6 +77,13 @@ impl Entry {
     }
 }
 
+/// The tensor that a number of the flat state belongs to.
+pub(crate) fn name_at(tensors: &[Entry], number: usize) -> String {
+    let byte = (number * size_of::<f32>()) as u64;
+    let at = |entry: &&Entry| (entry.offset..entry.offset + entry.len).contains(&byte);
+    tensors.iter().find(at).map_or(String::new(), |entry| entry.name.clone())
+}
+
 /// A piece of the flat state in a file of the checkpoint's folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
@@ -115,7 +125,7 @@ impl Manifest {
         for extent in &manifest.extents {
             let whole = extent.len.is_multiple_of(size_of::<f32>() as u64)
                 && extent.file_offset.checked_add(extent.len).is_some_and(|end| end <= extent.file_len)
-                && extent.chunk > 0
+                && (1..=LARGEST_CHUNK).contains(&extent.chunk)
                 && extent.crc32c.len() as u64 == extent.file_len.div_ceil(extent.chunk);
             if extent.offset != end || extent.file.contains('/') || !whole {
                 return Err(format!("extent {} is out of place", extent.file));

@@ -20,6 +20,8 @@ mod error;
 #[cfg(test)]
 pub(crate) mod faulty;
 mod final_save;
+pub(crate) mod folder_lock;
+pub(crate) mod looking;
 pub mod manifest;
 mod pages;
 mod reading;
@@ -60,15 +62,10 @@ const LONGEST: u64 = 1 << 28;
 const CHUNK: usize = 8 << 20;
 
 /// Room for a state of so many bytes, if there is enough memory. A manifest may claim anything.
-fn room(bytes: u64) -> Result<Vec<f32>, String> {
+pub(crate) fn room(bytes: u64) -> Result<Vec<f32>, String> {
     let lacks = || format!("there is no memory for its state of {bytes} bytes");
     let numbers = usize::try_from(bytes / size_of::<f32>() as u64).map_err(|_| lacks())?;
     bytemuck::allocation::try_zeroed_vec(numbers).map_err(|()| lacks())
-}
-
-/// Whether all of these numbers, in bytes, are finite.
-fn are_finite(state: &[u8]) -> bool {
-    state.chunks_exact(size_of::<f32>()).all(|bytes| bytes.try_into().is_ok_and(|b| f32::from_ne_bytes(b).is_finite()))
 }
 
 /// Takes a removal that finds nothing for a success: somebody else was quicker, or a file system over a network removed
@@ -170,16 +167,21 @@ impl<D: Disk> Checkpoints<D> {
     /// removed, is the job's whose checkpoints it holds.
     fn claim(&mut self) -> io::Result<Option<String>> {
         let Some(SavingJob { job, .. }) = self.owner.clone() else { return Ok(None) };
-        let another = |theirs: Option<String>| theirs.filter(|theirs| *theirs != job);
-        if let Some(claimed) = self.claimed() {
-            return Ok(another(Some(claimed)));
+        // A folder that was begun by hand, by a run without a name, is anyone's.
+        let another = |theirs: Option<String>| theirs.filter(|theirs| *theirs != job && !theirs.is_empty());
+        let (path, word) = (self.folder.join(OWNER), format!("{job}\n"));
+        match self.claimed() {
+            Some(claimed) if claimed.is_empty() && !job.is_empty() => {
+                return self.write_file(&path, word.as_bytes()).map(|()| None);
+            }
+            Some(claimed) => return Ok(another(Some(claimed))),
+            None => {}
         }
         let names = self.names()?;
         let theirs = names.into_iter().rev().find_map(|name| another(self.job_of(&self.path(name))));
         if theirs.is_some() {
             return Ok(theirs);
         }
-        let (path, word) = (self.folder.join(OWNER), format!("{job}\n"));
         match self.disk.write_new(&path, word.as_bytes()) {
             // Another was quicker; or a crash cut the word short.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match self.claimed() {
@@ -207,7 +209,7 @@ impl<D: Disk> Checkpoints<D> {
     /// Whether its job may remove what a folder holds: another's checkpoint it may not, nor what may become one.
     fn may_discard(&self, folder: &Path) -> bool {
         let Some(SavingJob { job, .. }) = &self.owner else { return true };
-        self.job_of(folder).or_else(|| self.claimed()).is_none_or(|theirs| theirs == *job)
+        self.job_of(folder).or_else(|| self.claimed()).is_none_or(|theirs| theirs.is_empty() || theirs == *job)
     }
 
     /// Creates the folder so that a crash does not take it, and what will be in it, away again.
@@ -261,7 +263,7 @@ impl<D: Disk> Checkpoints<D> {
     /// Fails where another job has a checkpoint.
     fn check_own(&self, folder: &Path) -> io::Result<()> {
         let (Some(SavingJob { job, .. }), Some(theirs)) = (&self.owner, self.job_of(folder)) else { return Ok(()) };
-        if theirs == *job {
+        if theirs.is_empty() || theirs == *job {
             return Ok(());
         }
         let cause = format!("{} is a checkpoint of job {theirs}; choose another --checkpoint-dir", folder.display());
@@ -314,20 +316,11 @@ impl<D: Disk> Checkpoints<D> {
 
     /// Loads the checkpoint whose manifest lies at `path`. With a digest, only that very manifest will do.
     pub fn load(&self, path: &Path, expected: Option<&str>) -> Result<Loaded, CheckpointError> {
-        self.load_noting(path, expected, &|_| ())
-    }
-
-    fn load_noting(
-        &self,
-        path: &Path,
-        expected: Option<&str>,
-        on_read: &(impl Fn(u64) + Sync),
-    ) -> Result<Loaded, CheckpointError> {
         let manifest = self.about(path, expected)?;
         let room = room(manifest.state_bytes);
         let mut state = room.map_err(|cause| CheckpointError::Load { path: path.to_owned(), cause })?;
         pages::in_large_pages(bytemuck::cast_slice_mut(&mut state));
-        self.load_share(path, &manifest, (0, 1), &mut state, on_read)?;
+        self.load_share(path, &manifest, (0, 1), &mut state, |_| ())?;
         Ok(Loaded { manifest, state })
     }
 
@@ -355,14 +348,9 @@ impl<D: Disk> Checkpoints<D> {
 
     /// The newest checkpoint that is whole. Damaged ones are reported and skipped.
     pub fn newest(&self) -> Option<Loaded> {
-        self.newest_noting(&|_| ())
-    }
-
-    /// The same; `on_read` hears how many more bytes have been read.
-    pub fn newest_noting(&self, on_read: &(impl Fn(u64) + Sync)) -> Option<Loaded> {
         self.names().unwrap_or_default().into_iter().rev().find_map(|name| {
             let path = self.path(name).join(MANIFEST);
-            self.load_noting(&path, None, on_read).inspect_err(|error| warn!(%error, "skipped a checkpoint")).ok()
+            self.load(&path, None).inspect_err(|error| warn!(%error, "skipped a checkpoint")).ok()
         })
     }
 

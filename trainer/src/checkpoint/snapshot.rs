@@ -14,9 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::thread;
 
-use super::manifest::{Entry, Extent, FORMAT, Manifest, Position, hex};
+use super::manifest::{Entry, Extent, FORMAT, Manifest, Position, hex, name_at};
 use super::pages::{Mapping, Pages};
-use super::{CHUNK, DATA, are_finite, disk::ALIGNMENT, tensors};
+use super::{CHUNK, DATA, disk::ALIGNMENT, tensors};
+use crate::model::first_not_finite;
 
 /// What a snapshot says of its state. What all snapshots of a run share is in its [`Layout`].
 #[derive(Debug, Clone, Copy)]
@@ -132,6 +133,11 @@ impl Layout {
         self.like.step
     }
 
+    /// The tensor that a number of the flat state belongs to.
+    pub(crate) fn name_at(&self, number: usize) -> String {
+        name_at(&self.like.tensors, number)
+    }
+
     fn file(&self) -> usize {
         self.header + self.like.state_bytes as usize
     }
@@ -157,6 +163,8 @@ pub struct Slot {
     /// The state's place in the file.
     header: usize,
     pub(super) file: Pages,
+    /// The first number of its state that is not finite. Training could not continue from it.
+    flaw: Option<usize>,
 }
 
 /// Why a slot in memory holds no snapshot of this run.
@@ -169,19 +177,22 @@ pub(super) enum Unfit {
 }
 
 impl Slot {
-    /// Fails where a number of the state is not finite: training could not continue from it.
+    /// Fails where a number of the state is not finite.
     pub(super) fn check_finite(&self) -> io::Result<()> {
-        match are_finite(&self.file.bytes()[self.header..]) {
-            true => Ok(()),
-            false => Err(io::Error::other("a number in the state is not finite; lower --lr")),
-        }
+        let flawed = |_| Err(io::Error::other("a number in the state is not finite; lower --lr"));
+        self.flaw.map_or(Ok(()), flawed)
+    }
+
+    /// The first number of its state that is not finite, if one is.
+    pub(crate) fn flaw(&self) -> Option<usize> {
+        self.flaw
     }
 
     /// The slot of this number in memory for several.
     pub(super) fn at(mapping: &Arc<Mapping>, layout: &Layout, number: usize) -> Slot {
         let start = number * layout.slot_bytes();
         let (head, file) = (mapping.part(start, layout.head), mapping.part(start + layout.head, layout.file()));
-        Slot { about: layout.like.clone(), head, header: layout.header, file }
+        Slot { about: layout.like.clone(), head, header: layout.header, file, flaw: None }
     }
 
     /// A slot in memory of its own.
@@ -190,7 +201,8 @@ impl Slot {
         Slot::at(&Arc::new(Mapping::own(layout.slot_bytes()).unwrap()), layout, 0)
     }
 
-    /// Replaces what it holds with this state. Touches no fresh memory once it was populated.
+    /// Replaces what it holds with this state. Touches no fresh memory once it was populated. A state with a number
+    /// that is not finite is never marked as whole.
     ///
     /// # Panics
     /// When the state's length is not the layout's.
@@ -199,11 +211,11 @@ impl Slot {
         // No write below may become visible before the mark is cleared.
         fence(Ordering::SeqCst);
         let file_header = tensors::header(&self.about.tensors, None);
-        let state: &[u8] = bytemuck::cast_slice(state);
-        assert!(file_header.len() == self.header && self.header + state.len() == self.file.bytes().len());
+        assert!(file_header.len() == self.header && self.header + size_of_val(state) == self.file.bytes().len());
         let bytes = self.file.bytes_mut();
         bytes[..self.header].copy_from_slice(&file_header);
-        let checksums = copied(bytes, self.header, state, chunk_of(&self.about));
+        let (checksums, flaw) = copied(bytes, self.header, state, chunk_of(&self.about));
+        self.flaw = flaw;
         let &SnapshotHeader { round, world_size, step, done, data } = header;
         let about = &mut self.about;
         (about.round, about.world_size, about.step, about.data) = (round, world_size, step, data);
@@ -218,7 +230,9 @@ impl Slot {
         put(head, LOSS, u64::from(done.loss.to_bits()));
         put(head, CHECKSUM, u64::from(crc32c::crc32c(&head[LENGTH..CHECKSUM])));
         head[MANIFEST..MANIFEST + manifest.len()].copy_from_slice(&manifest);
-        self.mark().store(WHOLE, Ordering::Release);
+        if flaw.is_none() {
+            self.mark().store(WHOLE, Ordering::Release);
+        }
     }
 
     /// Fills it while `work` is done, which does not change the state. When this returns both have ended: a slot never
@@ -260,6 +274,9 @@ impl Slot {
         let expected = about.extents.iter().flat_map(|extent| &extent.crc32c);
         if !self.file.bytes().chunks(chunk_of(own)).map(|chunk| hex(crc32c::crc32c(chunk))).eq(expected.cloned()) {
             return Err(Unfit::Flawed("its bytes do not match its checksums".to_owned()));
+        }
+        if first_not_finite(self.state()).is_some() {
+            return Err(Unfit::Flawed("a number in its state is not finite".to_owned()));
         }
         self.about = about;
         Ok(done)
@@ -322,9 +339,10 @@ fn put(head: &mut [u8], place: usize, number: u64) {
     head[place..place + 8].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Copies the state behind a file's header, and returns the checksums of the file's chunks.
-fn copied(file: &mut [u8], header: usize, state: &[u8], chunk: usize) -> Vec<String> {
-    let mut rest = state;
+/// Copies the state behind a file's header, and returns the checksums of the file's chunks, and the first number that
+/// is not finite.
+fn copied(file: &mut [u8], header: usize, state: &[f32], chunk: usize) -> (Vec<String>, Option<usize>) {
+    let (mut rest, mut flaw): (&[u8], _) = (bytemuck::cast_slice(state), None);
     let chunks = file.chunks_mut(chunk).enumerate().map(|(number, piece)| {
         let head = header.saturating_sub(number * chunk).min(piece.len());
         let (before, into) = piece.split_at_mut(head);
@@ -333,9 +351,13 @@ fn copied(file: &mut [u8], header: usize, state: &[u8], chunk: usize) -> Vec<Str
             let (from, more) = rest.split_at(bite.len());
             bite.copy_from_slice(from);
             checksum = crc32c::crc32c_append(checksum, bite);
+            // A bite may end within a number.
+            let first = state.len() - rest.len().div_ceil(size_of::<f32>());
+            let numbers = &state[first..state.len() - more.len() / size_of::<f32>()];
+            flaw = flaw.or_else(|| first_not_finite(numbers).map(|place| first + place));
             rest = more;
         }
         hex(checksum)
     });
-    chunks.collect()
+    (chunks.collect(), flaw)
 }

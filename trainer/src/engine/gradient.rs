@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 
 use elastic_collective::tree::Node;
 
+use super::interruption::Interruption;
 use super::thread_pool::ThreadPool;
 use crate::data::{Data, Order, StepSamples};
 use crate::model::{Model, add};
@@ -28,6 +29,8 @@ pub struct GradientTask<'a, M: Model> {
     pub shards: u32,
     /// Samples that the model sees at once, at most; all of a shard's if there is no bound.
     pub micro_batch: Option<NonZeroUsize>,
+    /// Asked before each piece.
+    pub interruption: &'a Interruption<'a>,
 }
 
 /// The threads that compute, each with buffers of its own.
@@ -125,6 +128,9 @@ impl<M: Model> GradientTask<'_, M> {
     /// Writes the sum of samples that are computed a piece at a time; nothing where there are none.
     fn pieces_of(&self, samples: &[u64], buffers: &mut ThreadBuffers<M::Batch>, sum: &mut [f32]) {
         for (number, samples) in samples.chunks(self.largest_piece()).enumerate() {
+            if self.interruption.is_due() {
+                return;
+            }
             self.data.read(samples, &mut buffers.batch);
             if number == 0 {
                 sum[0] = self.model.gradient(self.parameters, &mut buffers.batch, &mut sum[1..]);
@@ -190,6 +196,11 @@ impl<M: Model> GradientTask<'_, M> {
             sums.push(sum);
         }
 
+        if self.interruption.is_due() {
+            buffers.samples = samples;
+            buffers.spare.append(&mut sums);
+            return;
+        }
         let mut gradient = self.room(buffers);
         let adds = !sums.is_empty();
         if let Some(innermost) = sums.pop() {
@@ -270,6 +281,8 @@ pub(crate) fn add_parts(node: Node, parts: &[Node], sums: &mut [&mut [f32]]) {
 
 #[cfg(test)]
 mod tests {
+    use elastic_collective::stop::Stop;
+
     use super::*;
     use crate::model::Tensor;
 
@@ -310,7 +323,7 @@ mod tests {
     #[test]
     fn pieces_are_no_larger_than_the_micro_batch_and_none_is_left_out() {
         let model = Sum([Tensor { name: "sum".into(), shape: vec![2], range: 0..2, decays: false }]);
-        let order = Order::new(1, 40);
+        let (order, stop) = (Order::new(1, 40), Stop::default());
         for (micro, threads, largest) in
             [(None, 1, 13), (Some(1), 1, 1), (Some(4), 3, 4), (Some(5), 2, 5), (Some(50), 1, 13)]
         {
@@ -324,6 +337,7 @@ mod tests {
                 next: None,
                 shards: 3,
                 micro_batch: micro.and_then(NonZeroUsize::new),
+                interruption: &Interruption::new(&stop, 0),
             };
             // Again: then there are buffers with something in them, and no more are made.
             let mut buffers = None;

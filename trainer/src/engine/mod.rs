@@ -11,6 +11,7 @@ mod gpu;
 mod gpu;
 pub mod gradient;
 mod host;
+pub mod interruption;
 #[cfg(feature = "cuda")]
 mod nccl;
 pub mod state;
@@ -72,7 +73,7 @@ pub(crate) trait Engine<M: Model> {
     /// [`advance`](Self::advance).
     fn reduce(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError>;
 
-    /// Does the step whose gradient was summed.
+    /// Does the step whose gradient was summed. One that is not finite changes nothing.
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError>;
 
     /// Brings the numbers of the loop's state up to its step.
@@ -128,6 +129,9 @@ pub(crate) enum EngineError {
     NoNccl(String),
     #[error("cannot start the reduction thread: {0}")]
     Thread(#[source] io::Error),
+    /// The gradient of this step cannot be applied.
+    #[error("the gradient of step {step} is not finite in tensor {tensor}")]
+    NotFinite { step: u64, tensor: String },
     /// All ranks hear of it at the same point. Their states may differ by one step.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only NCCL fails so.
     #[error("it failed on a rank, and all ranks start again")]

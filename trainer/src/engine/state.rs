@@ -1,7 +1,7 @@
 //! All that training changes: parameters, the optimizer's two numbers for each, and the steps done.
 
 use super::thread_pool::ThreadPool;
-use crate::checkpoint::manifest::Entry;
+use crate::checkpoint::manifest::{Entry, name_at};
 use crate::model::{AdamW, Moved, Tensor};
 
 /// The flat state: parameters, then AdamW's means, then its squares.
@@ -30,11 +30,6 @@ impl State {
         &self.flat[..self.flat.len() / 3]
     }
 
-    /// Whether all its numbers are finite, so that training can continue from it.
-    pub fn is_finite(&self) -> bool {
-        self.flat.iter().all(|number| number.is_finite())
-    }
-
     /// CRC-32C of the parameters: equal for equal bits.
     pub fn checksum(&self) -> u32 {
         crc32c::crc32c(bytemuck::cast_slice(self.parameters()))
@@ -53,6 +48,11 @@ impl State {
         let moved =
             |(((parameters, mean), (square, gradient)), first)| Moved { first, parameters, mean, square, gradient };
         pool.each(pieces.map(moved).collect(), |moved| rule.step(self.step, tensors, moved, scale));
+    }
+
+    /// The tensor that a number of the flat state belongs to.
+    pub(crate) fn name_at(tensors: &[Tensor], number: usize) -> String {
+        name_at(&State::entries(tensors), number)
     }
 
     /// Names for the pieces of the flat state.

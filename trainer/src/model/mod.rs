@@ -23,7 +23,7 @@ pub use rate::{Course, Rate};
 use std::ops::Range;
 
 use affine::TensorLayout;
-pub(crate) use pointwise::add;
+pub(crate) use pointwise::{add, first_not_finite};
 
 /// What the trainer needs to know of a model.
 ///

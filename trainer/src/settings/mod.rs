@@ -1,6 +1,7 @@
 //! The flags of any training, and the environment that an agent gives its worker.
 
 pub mod device;
+pub mod resume;
 
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -14,6 +15,12 @@ use elastic_cuda::Surroundings;
 use crate::checkpoint::retention::Retention;
 use crate::model::{Course, Rate};
 use device::{Device, Precision};
+use resume::Resume;
+
+/// Beyond these a number of steps or shards no longer fits, or threads only hinder each other.
+const MOST_EPOCHS: u64 = 1_000_000_000;
+const MOST_SHARDS: u64 = 65_536;
+const MOST_THREADS: u64 = 1024;
 
 /// How to train. A program takes these flags into its own with `#[command(flatten)]`; their text is `--help`'s.
 #[derive(Debug, Clone, Args)]
@@ -91,6 +98,11 @@ pub struct Settings {
     /// Folder for checkpoints, the same for all workers. Without it, a restarted job starts over
     #[arg(long, value_name = "DIR")]
     pub checkpoint_dir: Option<PathBuf>,
+    /// Where to begin if the job has committed no checkpoint: auto, at the newest in --checkpoint-dir, or at step 0 if
+    /// there is none; never, at step 0, in a folder without checkpoints; or at a checkpoint in folder DIR, the newest
+    /// or that of step STEP, with the same flags
+    #[arg(long, value_name = "auto|never|DIR[@STEP]", default_value_t = Resume::Auto)]
+    pub resume: Resume,
     /// Steps between two snapshots of the state in the memory of the node's agent. If all workers die at once, training
     /// continues from the newest. Takes twice the state's size on each node; 0 for none
     #[arg(long, value_name = "STEPS", default_value_t = 10)]
@@ -172,6 +184,15 @@ impl Settings {
         format!("{words} --seed {seed} {data}")
     }
 
+    /// The first setting that is beyond what any machine has, if there is one.
+    pub(crate) fn beyond(&self) -> Option<String> {
+        let (epochs, shards, threads) = (self.epochs.get(), u64::from(self.shards.get()), self.threads.get() as u64);
+        let bounds =
+            [("epochs", epochs, MOST_EPOCHS), ("shards", shards, MOST_SHARDS), ("threads", threads, MOST_THREADS)];
+        let beyond = bounds.into_iter().find(|(_, value, most)| value > most);
+        beyond.map(|(flag, value, most)| format!("--{flag} {value} is more than {most}"))
+    }
+
     /// How many numbers of a gradient are summed over the ranks at once; 0 for all.
     pub(crate) fn bucket(&self) -> usize {
         let bytes = f64::from(self.bucket_mb) * f64::from(1 << 20);
@@ -228,6 +249,8 @@ pub struct Environment {
     pub round: u64,
     /// `TORCHELASTIC_RUN_ID`
     pub job: String,
+    /// `ELASTIC_JOB_UNNAMED`: the agent made that id up, so the job takes the id that its checkpoint folder has.
+    pub unnamed: bool,
     /// The agent's socket, in `ELASTIC_AGENT_SOCKET`.
     pub agent: Option<PathBuf>,
     /// `ELASTIC_WARM_UP`: the worker has no rank yet. The agent tells it later, and the rank and round in here mean
@@ -306,6 +329,7 @@ impl Environment {
             agent_store: get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True"),
             round: number("ELASTIC_ROUND", get("ELASTIC_ROUND"), restarts)?,
             job: get("TORCHELASTIC_RUN_ID").unwrap_or_default(),
+            unnamed: get("ELASTIC_JOB_UNNAMED").is_some_and(|value| value == "1"),
             agent: get(elastic_proto::worker::SOCKET_ENV).map(PathBuf::from),
             warm_up: get(elastic_proto::worker::WARM_UP_ENV).is_some_and(|value| value == "1"),
             record_dir: get("ELASTIC_RECORD_DIR").map(PathBuf::from).or_else(|| {
@@ -348,6 +372,24 @@ mod tests {
             (|settings| settings.sum_order = SumOrder::Any, "--sum-order any"),
         ] {
             assert!(words(change).contains(&format!("--weight-decay 0.01 {said} --seed")), "{}", words(change));
+        }
+    }
+
+    #[test]
+    fn numbers_beyond_every_machine_are_refused() {
+        let beyond = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.beyond()
+        };
+        assert_eq!(beyond(|_| ()), None);
+        assert_eq!(beyond(|settings| settings.shards = 65_536.try_into().unwrap()), None);
+        for (said, change) in [
+            ("--shards 65537 is more than 65536", (|s| s.shards = 65_537.try_into().unwrap()) as fn(&mut Settings)),
+            ("--threads 3000 is more than 1024", |s| s.threads = 3000.try_into().unwrap()),
+            ("--epochs 1000000001 is more than 1000000000", |s| s.epochs = 1_000_000_001.try_into().unwrap()),
+        ] {
+            assert_eq!(beyond(change).as_deref(), Some(said));
         }
     }
 

@@ -22,11 +22,19 @@ pub struct Flags {
     #[arg(long)]
     pub shifts: bool,
     /// Widths of the hidden layers, separated by commas
-    #[arg(long, value_name = "WIDTH,…", value_delimiter = ',', default_value = "128")]
+    #[arg(long, value_name = "WIDTH,…", value_delimiter = ',', default_value = "128", value_parser = width)]
     pub hidden: Vec<NonZeroUsize>,
     /// How to train it
     #[command(flatten, next_help_heading = "Training")]
     pub settings: Settings,
+}
+
+/// The widest layer: two such layers have as many weights between them as fit into 16 GiB.
+const WIDEST: usize = 65_536;
+
+fn width(text: &str) -> Result<NonZeroUsize, String> {
+    let width = text.parse().ok().filter(|width: &NonZeroUsize| width.get() <= WIDEST);
+    width.ok_or_else(|| format!("must be 1 to {WIDEST}"))
 }
 
 /// The images, and a network for them.

@@ -53,6 +53,10 @@ pub struct Flags {
     /// Seed of the text; --seed is that of the first parameters and of the order of the windows
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub corpus_seed: u64,
+    /// Judge the result by the loss in so many windows that were not trained on; 0: not at all. That is computed on one
+    /// thread of rank 0 [default: about 32,768 tokens]
+    #[arg(long, value_name = "COUNT")]
+    pub held_out: Option<u64>,
     /// How to train it
     #[command(flatten, next_help_heading = "Training")]
     pub settings: Settings,
@@ -77,6 +81,8 @@ pub struct SizeError(String);
 pub struct Task {
     corpus: Markov,
     model: Gpt,
+    /// Windows that the result is judged by.
+    held_out: u64,
 }
 
 impl Task {
@@ -98,7 +104,8 @@ impl Task {
             return Err(SizeError(reason));
         }
         let corpus = Markov::new(size.vocabulary, size.context, flags.windows.get(), flags.corpus_seed);
-        Ok(Task { corpus, model: Gpt::new(size) })
+        let held_out = flags.held_out.unwrap_or(HELD_OUT.div_ceil(size.context) as u64);
+        Ok(Task { corpus, model: Gpt::new(size), held_out })
     }
 
     /// Trains the network.
@@ -108,13 +115,12 @@ impl Task {
 
     /// The mean loss of a token in windows that were not trained on, and the number of these windows.
     pub fn held_out_loss(&self, parameters: &[f32]) -> (f64, u64) {
-        let context = self.model.size().context;
-        let windows = HELD_OUT.div_ceil(context) as u64;
+        let (context, windows) = (self.model.size().context, self.held_out);
         let held_out = self.corpus.held_out(windows);
         let (numbers, mut batch) = ((0..windows).collect::<Vec<_>>(), Tokens::default());
         let (begun, mut loss) = (Instant::now(), 0.0);
         let pieces = numbers.chunks((JUDGED / context).max(1));
-        let others = pieces.len() - 1;
+        let others = pieces.len().saturating_sub(1);
         for (number, piece) in pieces.enumerate() {
             held_out.read(piece, &mut batch);
             loss += f64::from(self.model.loss(parameters, &mut batch));
@@ -133,6 +139,9 @@ impl Task {
 
     /// How well these parameters predict, for people.
     pub fn judge(&self, parameters: &[f32]) -> String {
+        if self.held_out == 0 {
+            return "the result is not judged (--held-out 0)".to_owned();
+        }
         let ((loss, windows), reachable) = (self.held_out_loss(parameters), self.reachable_loss());
         format!("held-out loss {loss:.4} in {windows} windows ({reachable:.4} is reachable)")
     }

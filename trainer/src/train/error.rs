@@ -12,7 +12,9 @@ use elastic_proto::worker::FailureClass;
 use super::trace::TraceError;
 use crate::agent::AgentError;
 use crate::checkpoint::CheckpointError;
+use crate::engine::state::State;
 use crate::engine::{DeviceError, EngineError};
+use crate::model::Tensor;
 use crate::settings::device::{Device, Precision};
 
 /// Why training ended early.
@@ -21,6 +23,9 @@ pub enum TrainError {
     /// The model or its data contradicts itself: a fault in the program that defines them.
     #[error("cannot train this model on this data: {0}")]
     Unusable(String),
+    /// A setting is too large.
+    #[error("{0}; choose a smaller number")]
+    Beyond(String),
     /// The device that was asked for cannot be had.
     #[error(
         "cannot use --device {device}{}: {cause}; {}--device auto uses the CPU then",
@@ -59,7 +64,7 @@ pub enum TrainError {
     /// The committed checkpoint cannot be resumed from.
     #[error(
         "the job must resume from step {step}, but {cause}; restore that file, or, to start over, drop the resume \
-        point once the job has ended: elasticctl drop-checkpoint JOB"
+        point once the job has ended (elasticctl drop-checkpoint JOB) and choose another --checkpoint-dir"
     )]
     Resume {
         /// The committed step.
@@ -79,6 +84,17 @@ pub enum TrainError {
         theirs: String,
         /// The flags of this run.
         ours: String,
+    },
+    /// The checkpoint is another model's.
+    #[error(
+        "checkpoint of step {step} has other tensors than this model: {cause}; use the model that it was saved with, \
+        or another --checkpoint-dir"
+    )]
+    OtherTensors {
+        /// Its step.
+        step: u64,
+        /// The first that differs.
+        cause: String,
     },
     /// The agent cannot be worked with.
     #[error(transparent)]
@@ -137,14 +153,27 @@ pub enum TrainError {
         /// The step.
         step: u64,
     },
+    /// A gradient holds something else than numbers.
+    #[error(
+        "the gradient of step {step} is not finite in tensor {tensor}, and is not applied; lower --lr, or bound the \
+        gradient with --clip"
+    )]
+    Gradient {
+        /// The step.
+        step: u64,
+        /// The first such tensor.
+        tensor: String,
+    },
     /// The state holds something else than numbers.
     #[error(
-        "the state of step {step} has numbers that are not finite, and training cannot continue from it; lower --lr, \
-        and start over or resume from an older checkpoint"
+        "the state of step {step} has numbers that are not finite, in tensor {tensor}, and training cannot continue \
+        from it; lower --lr, and start over or resume from an older checkpoint"
     )]
     NotFinite {
         /// The step.
         step: u64,
+        /// The first such tensor.
+        tensor: String,
     },
     /// The stop flag was raised.
     #[error("stopped")]
@@ -172,6 +201,7 @@ impl From<EngineError> for TrainError {
             EngineError::Cuda(error) => error.into(),
             EngineError::Collective(error) => error.into(),
             EngineError::Thread(cause) => TrainError::Thread(cause),
+            EngineError::NotFinite { step, tensor } => TrainError::Gradient { step, tensor },
             #[cfg(feature = "cuda")]
             EngineError::NoNccl(cause) => TrainError::NoNccl(cause),
             // The loop starts again before it comes to that.
@@ -190,6 +220,11 @@ impl From<AgentError> for TrainError {
 }
 
 impl TrainError {
+    /// The state of `step` is not finite at this number of it.
+    pub(super) fn not_finite(step: u64, tensors: &[Tensor], number: usize) -> TrainError {
+        TrainError::NotFinite { step, tensor: State::name_at(tensors, number) }
+    }
+
     /// Whether the process has to end: NCCL keeps a thread of it, and the GPU. Such a program says why and ends at
     /// once, by `_exit`: `std::process::exit` and a return from `main` run the ends of libraries, which would wait for
     /// that thread for ever. See [`Elastic::run`](crate::Elastic::run).
@@ -203,7 +238,7 @@ impl TrainError {
         match self {
             #[cfg(feature = "cuda")]
             TrainError::Cuda(_) => true,
-            error => matches!(error, TrainError::Diverged { .. }),
+            error => matches!(error, TrainError::Diverged { .. } | TrainError::NotFinite { .. }),
         }
     }
 

@@ -23,6 +23,7 @@ use super::saving::Saving;
 use super::{Run, TrainError};
 use crate::agent::Agent;
 use crate::checkpoint::disk::Host;
+use crate::checkpoint::folder_lock::FolderLock;
 use crate::checkpoint::sharded_write::{self, Next, ShardedWrite, Share};
 use crate::checkpoint::snapshot::{Layout, SnapshotHeader};
 use crate::checkpoint::snapshot_slots::{Rescued, SnapshotSlots};
@@ -31,13 +32,19 @@ use crate::checkpoint::{CheckpointError, Checkpoints, SavingJob};
 use crate::engine::state::State;
 use crate::engine::{EngineError, HostCopy};
 use crate::model::Model;
-use crate::settings::Settings;
+use crate::settings::{Environment, Settings};
 
 /// What keeps a worker's state.
 pub(super) struct Keeper {
     layout: Layout,
+    /// The job that saves, as its folder knows it.
+    job: String,
     /// `LOCAL_RANK`.
     local_rank: u32,
+    /// Whether no store keeps two jobs of this name apart.
+    unnamed: bool,
+    /// On rank 0, where nothing else keeps two runs out of one folder.
+    lock: Option<FolderLock>,
     /// The beginning of a command line that saves what is in the agent's memory; `--dir` follows.
     rescue: Vec<String>,
     /// Room for copies of the state, in the agent's memory once it was asked for that; else, on rank 0, in its own.
@@ -100,10 +107,13 @@ pub(super) fn during<T>(copying: Option<&mut Copying>, state: &[f32], work: impl
 }
 
 impl Keeper {
-    pub(super) fn new(layout: Layout, local_rank: u32, rescue: Vec<String>) -> Keeper {
+    pub(super) fn new(layout: Layout, job: String, environment: &Environment, rescue: Vec<String>) -> Keeper {
         Keeper {
             layout,
-            local_rank,
+            job,
+            local_rank: environment.local_rank,
+            unnamed: environment.unnamed,
+            lock: None,
             rescue,
             slots: None,
             agent_memory: AgentMemory::Unasked,
@@ -114,6 +124,11 @@ impl Keeper {
             save_soon: false,
             background_copy: None,
         }
+    }
+
+    /// The job that saves, as its folder knows it.
+    pub(super) fn job(&self) -> &str {
+        &self.job
     }
 
     /// What saves checkpoints, on rank 0.
@@ -208,9 +223,14 @@ impl Keeper {
             Some(slots) => slots.clone(),
             None => self.slots.insert(SnapshotSlots::own(&self.layout).map_err(CheckpointError::Memory)?).clone(),
         };
-        let owner = SavingJob { job: membership.config.job.clone(), beside_others: membership.agent.is_none() };
+        let alone = membership.agent.is_none();
+        let owner = SavingJob { job: self.job.clone(), beside_others: alone };
         let checkpoints = Checkpoints::new(Host, folder).owned_by(owner);
-        self.disk = Disk::Checkpoints(Saving::start(checkpoints, settings.retention(), slots, committed)?);
+        let saving = Saving::start(checkpoints, settings.retention(), slots, committed)?;
+        if (alone || self.unnamed) && self.lock.is_none() {
+            self.lock = Some(FolderLock::take(folder)?);
+        }
+        self.disk = Disk::Checkpoints(saving);
         Ok(())
     }
 
@@ -251,7 +271,9 @@ impl Keeper {
     /// A slot for a copy of this step's state, where one is due and there is room.
     fn reserve(&mut self, step: u64, settings: &Settings) -> Option<ReservedSlot> {
         let due = self.sharded.is_none() && step.is_multiple_of(settings.checkpoint_every.get());
-        let write = self.save_soon || due;
+        // The step that a round begins after may be on disk already.
+        let is_new = self.saving().is_none_or(|saving| step > saving.newest());
+        let write = (self.save_soon || due) && is_new;
         // While saving has no room the checkpoint stays due, and no copy is made in vain at each step.
         let waits = write && self.saving().is_some_and(|saving| !saving.has_room());
         let every = settings.snapshot_every;
@@ -288,22 +310,24 @@ impl Keeper {
         reserved
     }
 
-    /// Takes in a copy that was made during a gradient.
-    pub(super) fn end_copy(&mut self, copying: Option<Copying>) {
-        if let Some(Copying { reserved, .. }) = copying {
-            self.take_in(reserved);
-        }
+    /// Takes in a copy that was made during a gradient. An error where the state in it is not finite.
+    pub(super) fn end_copy(&mut self, copying: Option<Copying>) -> Result<(), TrainError> {
+        copying.map_or(Ok(()), |Copying { reserved, .. }| self.take_in(reserved))
     }
 
     /// Waits for a copy that is made beside steps, if one is, and takes it in.
     pub(super) fn end_background_copy(&mut self) -> Result<(), TrainError> {
         let Some(beside) = self.background_copy.take() else { return Ok(()) };
         let reserved = beside.end()?;
-        self.take_in(reserved);
-        Ok(())
+        self.take_in(reserved)
     }
 
-    fn take_in(&mut self, reserved: ReservedSlot) {
+    fn take_in(&mut self, reserved: ReservedSlot) -> Result<(), TrainError> {
+        let (step, flaw) = (reserved.slot.step(), reserved.slot.flaw());
+        if let (Some(number), Some(slots)) = (flaw, &self.slots) {
+            slots.put(reserved.slot);
+            return Err(TrainError::NotFinite { step, tensor: self.layout.name_at(number) });
+        }
         match (&mut self.disk, &self.slots) {
             (Disk::Checkpoints(saving), _) => saving.take_in(reserved),
             (Disk::Shares(helper), _) if reserved.is_to_share() => {
@@ -312,6 +336,7 @@ impl Keeper {
             (_, Some(slots)) => slots.put(reserved.slot),
             (_, None) => {}
         }
+        Ok(())
     }
 
     /// Ends what was agreed in the round before. Where this rank `leads` several nodes, offers its folder to the other

@@ -1,28 +1,33 @@
 //! The first state of a run when no rank holds one: from disk, or the model's own.
 //!
-//! Every rank that reaches the committed checkpoint reads its share of it, and all have the rest from one another.
+//! The ranks decide together. Each says which checkpoint it can reach: the one that the job has committed, or, where
+//! the store names none, the newest that it finds itself. The newest of all counts, and the ranks that reach that very
+//! one read a share of it each; all have the rest from one another. So nodes need not share a folder: perhaps only the
+//! node of an earlier rank 0 has what that saved. A copy that turns out to be damaged is left out, and the ranks decide
+//! again. Only where no rank has found any checkpoint, the run begins at step 0.
+//!
 //! Reading may take longer than peers are waited for: while a thread reads, the ranks tell each other that they still
 //! do.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elastic_collective::Group;
-use elastic_proto::worker::Checkpoint;
-use tracing::{debug, info};
+use elastic_collective::{CollectiveError, Group};
+use tracing::{info, warn};
 
 use super::held::Holding;
 use super::{TrainError, Trainer};
 use crate::checkpoint::disk::Host;
+use crate::checkpoint::looking::{Found, Search};
 use crate::checkpoint::manifest::Manifest;
-use crate::checkpoint::{CheckpointError, Checkpoints, Loaded};
+use crate::checkpoint::{CheckpointError, Checkpoints};
 use crate::engine::state::State;
-use crate::model::Model;
+use crate::model::{Model, first_not_finite};
 
 /// How often ranks tell each other that they still read: fractions of the time that peers are waited for.
 const TELLS: u32 = 8;
@@ -34,115 +39,204 @@ const READS: u64 = 0;
 const DONE: u64 = 1;
 const FAILED: u64 = 2;
 
-/// What this rank has found on disk.
-enum Found {
-    /// What the job has committed, not read yet.
-    Committed(PathBuf, Box<Manifest>),
-    /// The newest in the folder, read.
-    Newest(Box<Loaded>),
-}
-
 /// Bytes that have been read so far.
 type BytesRead = Arc<AtomicU64>;
+
+/// What this rank knows of checkpoints.
+struct Own {
+    search: Search,
+    /// What is wrong with one.
+    flaw: Option<CheckpointError>,
+}
+
+/// What the ranks have found together.
+enum Agreed {
+    /// A checkpoint of this step, which these ranks reach.
+    Read { step: u64, readers: Vec<usize> },
+    /// None. Whether one is there that cannot be read.
+    Nothing { flawed: bool },
+}
 
 impl<M: Model> Trainer<'_, M> {
     /// No rank holds a state: all take the checkpoint's, or the first one.
     pub(super) fn begin(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        let first = self.run.model.init(self.run.settings.seed);
-        let (made, parameters) = (first.len(), self.run.model.parameters());
-        if made != parameters {
-            return Err(TrainError::Unusable(format!("it makes {made} first parameters instead of {parameters}")));
-        }
-        self.held.state = State::new(first);
-        if !self.membership.begins_afresh() {
-            self.load(group)?;
+        if !self.load(group)? {
+            let first = self.run.model.init(self.run.settings.seed);
+            let (made, parameters) = (first.len(), self.run.model.parameters());
+            if made != parameters {
+                let cause = format!("it makes {made} first parameters instead of {parameters}");
+                return Err(TrainError::Unusable(cause));
+            }
+            self.held.state = State::new(first);
         }
         Ok(self.held.taken(Holding::Reached, None)?)
     }
 
-    /// Takes in the checkpoint to begin with, if there is one. With an agent only the committed one will do; without,
-    /// rank 0's newest whole one.
-    fn load(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        let committed = self.membership.committed().cloned();
-        let folder = self.run.settings.checkpoint_dir.clone().filter(|_| self.membership.leads());
-        let wanted = committed.clone();
-        let (found, all) = read(group, move |progress| find(wanted.as_ref(), folder.as_deref(), progress))?;
-        let failed = |step| move |cause| TrainError::Resume { step, cause };
-        let found = match (found, &committed) {
-            (Ok(found), _) => found,
-            // Somebody else reaches it.
-            (Err(error), Some(_)) if all.contains(&DONE) => {
-                debug!(%error, "the other ranks read this one's part of the checkpoint");
-                None
-            }
-            (Err(cause), Some(committed)) => return Err(failed(committed.step)(cause)),
-            (Err(cause), None) => return Err(cause.into()),
+    /// Takes in the checkpoint to begin with, if there is one.
+    fn load(&mut self, group: &mut Group) -> Result<bool, TrainError> {
+        let search = Search {
+            committed: self.membership.committed().cloned(),
+            folder: self.run.settings.checkpoint_dir.clone(),
+            job: self.membership.agent.is_some().then(|| self.keeper.job().to_owned()),
+            resume: self.run.settings.resume.clone(),
+            begins: self.membership.begins(),
+            bad: BTreeSet::new(),
         };
-        let rank = group.rank() as usize;
-        let readers: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] == DONE).collect();
-        let share = readers.iter().position(|&reader| reader == rank).map(|index| (index, readers.len()));
-        let mut step = 0;
-        let mut part = 0..0;
-        if let Some(found) = found {
-            let manifest = match &found {
-                Found::Committed(_, manifest) => manifest,
-                Found::Newest(loaded) => &loaded.manifest,
+        let mut own = Own { search, flaw: None };
+        loop {
+            let of_thread = own.search.clone();
+            let (found, _) = read(group, move |_| of_thread.look())?;
+            let found = match found {
+                Ok(found) => found,
+                Err(error @ CheckpointError::Occupied { .. }) => return Err(error.into()),
+                Err(error) => {
+                    own.flaw.get_or_insert(error);
+                    None
+                }
             };
-            step = manifest.step;
-            let theirs = &manifest.settings;
-            if *theirs != self.run.words || manifest.state_bytes != size_of_val(&self.held.state.flat[..]) as u64 {
-                return Err(TrainError::OtherSettings { step, theirs: theirs.clone(), ours: self.run.words.clone() });
-            }
-            match (found, share) {
-                (Found::Newest(loaded), _) => {
-                    (part, self.held.state.flat) = (0..loaded.manifest.state_bytes, loaded.state)
+            match agree(group, found.as_ref(), own.flaw.is_some())? {
+                Agreed::Read { step, readers } => {
+                    if self.read_agreed(group, found, &mut own, (step, &readers))? {
+                        return Ok(true);
+                    }
                 }
-                (Found::Committed(path, manifest), Some(share)) => {
-                    let mut flat = std::mem::take(&mut self.held.state.flat);
-                    let read = read(group, move |progress| {
-                        let checkpoints = Checkpoints::new(Host, &path);
-                        let on_read = |bytes| note(progress, bytes);
-                        let part = checkpoints.load_share(&path, &manifest, share, &mut flat, on_read)?;
-                        Ok((part, flat))
-                    });
-                    let read = read.and_then(|(read, _)| read.map_err(failed(step)));
-                    (part, self.held.state.flat) = read.inspect_err(|_| {
-                        // A state that comes in another round needs the room.
-                        self.held.state = State::room(self.run.model.parameters());
-                    })?;
+                Agreed::Nothing { flawed } => {
+                    let cause = own.flaw.unwrap_or(CheckpointError::Elsewhere);
+                    return match (own.search.committed, cause) {
+                        (Some(committed), cause) => Err(TrainError::Resume { step: committed.step, cause }),
+                        (None, _) if !flawed => Ok(false),
+                        (None, cause @ CheckpointError::NotThere { .. }) => Err(cause.into()),
+                        (None, cause) => Err(CheckpointError::NoneWhole { cause: Box::new(cause) }.into()),
+                    };
                 }
-                (Found::Committed(..), None) => {}
             }
-        } else if committed.is_some() {
-            // The others tell each other that they read, and every rank must take part in that.
-            read(group, |_| Ok(()))?.0.map_err(failed(0))?;
         }
-        self.take_shares(group, step, part.start as usize..part.end as usize)
     }
 
-    /// All have each other's parts of the state of `step`, if that is one.
-    fn take_shares(&mut self, group: &mut Group, step: u64, part: Range<usize>) -> Result<(), TrainError> {
-        let all = group.gather([step, part.len() as u64])?;
-        let step = all.iter().map(|[step, _]| *step).max().unwrap_or_default();
-        if step == 0 {
+    /// Reads the checkpoint that the ranks have agreed on. Returns whether all have it then.
+    fn read_agreed(
+        &mut self,
+        group: &mut Group,
+        found: Option<Found>,
+        own: &mut Own,
+        (step, readers): (u64, &[usize]),
+    ) -> Result<bool, TrainError> {
+        let place = readers.iter().position(|reader| *reader == group.rank() as usize);
+        let found = found.filter(|_| place.is_some());
+        if let Some(Found { manifest, .. }) = &found {
+            self.check_own(manifest)?;
+        }
+        let (part, all) = self.read_part(group, found.as_ref(), (place.unwrap_or_default(), readers.len()))?;
+        if let (Ok(part), true) = (&part, all) {
+            let lengths = group.gather([part.end - part.start])?;
+            let ends = lengths.iter().scan(0, |end, [length]| {
+                *end += *length as usize;
+                Some(*end)
+            });
+            let ends: Vec<usize> = ends.collect();
+            group.share(&ends, bytemuck::cast_slice_mut(&mut self.held.state.flat))?;
+            return self.resumed(step).map(|()| true);
+        }
+        // Each rank whose share was right reads all of its own copy, since two ranks may have the same file.
+        let (whole, _) = self.read_part(group, found.as_ref().filter(|_| part.is_ok()), (0, 1))?;
+        let read = part.and(whole);
+        let holds: Vec<bool> =
+            group.gather([u64::from(found.is_some() && read.is_ok())])?.iter().map(|[holds]| *holds > 0).collect();
+        if let Err(error) = read {
+            warn!(%error, "left out a damaged checkpoint");
+            own.search.bad.extend(found.map(|found| found.path));
+            own.flaw = Some(error);
+        }
+        if !holds.contains(&true) {
+            return Ok(false);
+        }
+        group.spread(&holds, bytemuck::cast_slice_mut(&mut self.held.state.flat))?;
+        self.resumed(step).map(|()| true)
+    }
+
+    /// Reads a share of a checkpoint into its place, if this rank has one: the bytes of it. And whether all ranks could
+    /// read theirs.
+    fn read_part(
+        &mut self,
+        group: &mut Group,
+        found: Option<&Found>,
+        share: (usize, usize),
+    ) -> Result<(Result<Range<u64>, CheckpointError>, bool), TrainError> {
+        let (mut flat, found) = (std::mem::take(&mut self.held.state.flat), found.cloned());
+        let read = read(group, move |progress| {
+            let Some(Found { path, manifest }) = found else { return Ok((0..0, flat)) };
+            let on_read = |bytes| note(progress, bytes);
+            let part = Checkpoints::new(Host, &path).load_share(&path, &manifest, share, &mut flat, on_read)?;
+            Ok((part, flat))
+        });
+        let read = read.map(|(read, all)| {
+            let part = read.map(|(part, flat)| {
+                self.held.state.flat = flat;
+                part
+            });
+            (part, all.iter().all(|word| *word == DONE))
+        });
+        if self.held.state.flat.is_empty() {
+            // A state that comes from others needs the room.
+            self.held.state = State::room(self.run.model.parameters());
+        }
+        read
+    }
+
+    /// Fails where a checkpoint is another run's.
+    fn check_own(&self, manifest: &Manifest) -> Result<(), TrainError> {
+        let Manifest { step, settings, tensors, state_bytes, .. } = manifest;
+        let (step, ours) = (*step, &self.run.words);
+        if settings != ours {
+            return Err(TrainError::OtherSettings { step, theirs: settings.clone(), ours: ours.clone() });
+        }
+        let own = State::entries(self.run.model.tensors());
+        let bytes = size_of_val(&self.held.state.flat[..]) as u64;
+        if *tensors == own && *state_bytes == bytes {
             return Ok(());
         }
-        let ends = all.iter().scan(0, |end, [_, length]| {
-            *end += *length as usize;
-            Some(*end)
-        });
-        let ends: Vec<usize> = ends.collect();
-        group.share(&ends, bytemuck::cast_slice_mut(&mut self.held.state.flat))?;
+        let differ = tensors.iter().zip(&own).find(|(theirs, ours)| theirs != ours);
+        let cause = match differ {
+            Some((theirs, ours)) => {
+                format!(
+                    "{} of shape {:?} instead of {} of shape {:?}",
+                    theirs.name, theirs.shape, ours.name, ours.shape
+                )
+            }
+            None => format!("{} tensors of {state_bytes} bytes instead of {} of {bytes}", tensors.len(), own.len()),
+        };
+        Err(TrainError::OtherTensors { step, cause })
+    }
+
+    /// The state of `step` is here, and the same on all ranks.
+    fn resumed(&mut self, step: u64) -> Result<(), TrainError> {
         self.held.state.step = step;
-        if !self.held.state.is_finite() {
-            return Err(TrainError::NotFinite { step });
+        if let Some(number) = first_not_finite(&self.held.state.flat) {
+            return Err(TrainError::not_finite(step, self.run.model.tensors(), number));
         }
-        info!(step, readers = all.iter().filter(|[_, length]| *length > 0).count(), "resumed from a checkpoint");
+        info!(step, "resumed from a checkpoint");
         if let Some(saving) = self.keeper.saving() {
             saving.resumed(step);
         }
         Ok(())
     }
+}
+
+/// Has all ranks agree on the newest checkpoint that any of them has found.
+fn agree(group: &mut Group, found: Option<&Found>, flawed: bool) -> Result<Agreed, CollectiveError> {
+    let [step, round, checksum] = found.map_or([0; 3], |Found { manifest, .. }| {
+        // A manifest's checksum holds for all that it says, its files' checksums too. One more than the step: 0 is
+        // nothing.
+        let checksum = u64::from_str_radix(&manifest.crc32c, 16).unwrap_or_default();
+        [manifest.step + 1, manifest.round, checksum]
+    });
+    let all = group.gather([step, round, checksum, u64::from(flawed)])?;
+    let named = |[step, round, checksum, _]: &[u64; 4]| [*step, *round, *checksum];
+    let newest = all.iter().map(named).max().unwrap_or_default();
+    let Some(step) = newest[0].checked_sub(1) else {
+        return Ok(Agreed::Nothing { flawed: all.iter().any(|[.., flawed]| *flawed > 0) });
+    };
+    Ok(Agreed::Read { step, readers: (0..all.len()).filter(|rank| named(&all[*rank]) == newest).collect() })
 }
 
 /// Reads in a thread, until all ranks have done so. What it came to, and what each rank's did. A rank that reads
@@ -199,22 +293,6 @@ fn hear<T>(tells: &Receiver<Result<T, CheckpointError>>, time: Duration) -> Opti
         // It has panicked, and said why.
         Err(RecvTimeoutError::Disconnected) => Some(Err(CheckpointError::Unread { waited: time })),
     }
-}
-
-/// Looks for what this rank is to read. None where it is nothing.
-fn find(
-    committed: Option<&Checkpoint>,
-    folder: Option<&Path>,
-    progress: &BytesRead,
-) -> Result<Option<Found>, CheckpointError> {
-    let Some(committed) = committed else {
-        let newest =
-            folder.and_then(|folder| Checkpoints::new(Host, folder).newest_noting(&|bytes| note(progress, bytes)));
-        return Ok(newest.map(|loaded| Found::Newest(Box::new(loaded))));
-    };
-    let path = PathBuf::from(&committed.path);
-    let manifest = Checkpoints::new(Host, &path).about(&path, Some(&committed.digest))?;
-    Ok(Some(Found::Committed(path, Box::new(manifest))))
 }
 
 #[cfg(test)]

@@ -78,14 +78,21 @@ impl<'a> Membership<'a> {
         self.assignment.as_ref()?.checkpoint.as_ref()
     }
 
-    /// Whether the agent says that nothing is committed.
-    pub(super) fn begins_afresh(&self) -> bool {
-        self.assignment.as_ref().is_some_and(|assignment| assignment.checkpoint.is_none())
+    /// Whether this is the job's first start, as far as the agent or the launcher says. A start after a failure
+    /// continues what the first one has saved.
+    pub(super) fn begins(&self) -> bool {
+        self.assignment.as_ref().map_or(self.config.round, |assignment| u64::from(assignment.restart_count)) == 0
     }
 
     /// The later round that forms, if one does.
     pub(super) fn forming(&self) -> Option<Forming> {
         self.stop.forming_after(self.config.round)
+    }
+
+    /// Whether a signal has asked this worker to stop, and its peers are to hear of that: without an agent there is no
+    /// other round for them.
+    pub(super) fn is_to_leave(&self) -> bool {
+        self.agent.is_some() && self.stop.is_raised()
     }
 
     /// The agent's next message, if one comes before the deadline.

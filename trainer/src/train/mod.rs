@@ -37,12 +37,15 @@ use elastic_collective::tree::{Node, nodes_of};
 use elastic_collective::{Group, GroupConfig};
 
 use crate::agent::Agent;
+use crate::checkpoint::Checkpoints;
+use crate::checkpoint::disk::Host;
 use crate::checkpoint::snapshot::{LastStep, Layout};
 use crate::data::{Data, Order, Schedule, StepSamples};
 use crate::engine::gradient::GradientTask;
+use crate::engine::interruption::Interruption;
 use crate::engine::state::State;
 use crate::engine::{EngineError, Ranks, Reduced, Step, Transport};
-use crate::model::{AdamW, Model, Rate};
+use crate::model::{AdamW, Model, Rate, first_not_finite};
 use crate::settings::{Environment, Settings};
 use account::Account;
 use held::Held;
@@ -60,9 +63,10 @@ const DRAIN: u32 = 1;
 const QUIESCE: u32 = 2;
 /// The vote to compare what the ranks hold after this step, since it is to be saved.
 const COMPARE: u32 = 32;
-/// How long rank 0 waits for its last commit when it leaves, and when it has finished. In the second case its peers are
-/// done, so it can wait for a store that is away.
-const LEAVE_TIME: Duration = Duration::from_secs(3);
+/// The vote to end the round after this step, since a signal has asked a rank to stop.
+const LEAVE: u32 = 64;
+/// How long rank 0 waits for its last commit when it has finished. Its peers are done, so it can wait for a store that
+/// is away.
 const FINISH_TIME: Duration = Duration::from_secs(120);
 
 /// One worker.
@@ -98,7 +102,7 @@ pub struct Outcome {
 enum Ended {
     /// All steps are done.
     Finished,
-    /// The ranks have agreed to quiesce.
+    /// The ranks have agreed to quiesce, or that some of them leave.
     Quiesced,
 }
 
@@ -117,16 +121,21 @@ impl<'a, M: Model> Trainer<'a, M> {
         let schedule = Schedule { samples, batch: settings.batch.get(), epochs: settings.epochs.get() };
         let words = settings.of_a_step(&model.describe(), &data.describe(), schedule.total_steps());
         // A checkpoint can resume on any kind of engine; peers must give the same bits.
-        let mut shared = format!("{words} --epochs {} --bucket-mb {}", settings.epochs, settings.bucket_mb);
+        let entries = State::entries(model.tensors());
+        // A model may say of itself what it likes.
+        let tensors = crc32c::crc32c(&serde_json::to_vec(&entries).unwrap_or_default());
+        let Settings { epochs, bucket_mb, .. } = settings;
+        let mut shared = format!("{words} --epochs {epochs} --bucket-mb {bucket_mb} (tensors {tensors:08x})");
         if let Some(kind) = engine.kind() {
             shared += &format!(" {kind}");
         }
         let membership = Membership::new(environment, assignment, agent, stop, shared);
-        let layout = Layout::new(&membership.config.job, &words, &State::entries(model.tensors()));
+        let job = job_of(settings, environment, &membership.config.job);
+        let layout = Layout::new(&job, &words, &entries);
         Trainer {
             run: Run { settings, words, model, data, order: Order::new(settings.seed, samples), schedule },
             held: Held::nothing(engine, model),
-            keeper: Keeper::new(layout, environment.local_rank, rescue),
+            keeper: Keeper::new(layout, job, environment, rescue),
             membership,
             history: History::new(settings, Account::new(Instant::now())),
         }
@@ -139,6 +148,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             let (ended, group) = self.round(&mut out);
             let (next, group) = match ended.map_err(|error| self.membership.with_record(error)) {
                 Ok(Ended::Finished) => return self.finish(group, &mut out),
+                Ok(Ended::Quiesced) if self.membership.stop.is_raised() => (Err(TrainError::Stopped), group),
                 Ok(Ended::Quiesced) => (self.next_place(group, None), None),
                 Err(error) if self.membership.may_pass(&error) => (self.next_place(group, Some(error)), None),
                 Err(error) => (Err(error), group),
@@ -178,7 +188,10 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.held.engine.join(group)?;
         self.agree(group)?;
         self.keeper.give_memory_back(self.membership.agent)?;
+        // With an agent a signal is a request: this rank's peers hear of it, and all stop after the same step.
+        self.membership.stop.lets_finish(self.membership.agent.is_some());
         let ended = self.steps(group, out);
+        self.membership.stop.lets_finish(false);
         let copied = match &ended {
             Err(error) if error.is_stuck() => Ok(()),
             _ => self.keeper.end_background_copy(),
@@ -206,13 +219,13 @@ impl<'a, M: Model> Trainer<'a, M> {
 
         while self.held.state.step < total {
             self.hear()?;
-            if self.membership.stop.is_raised() {
+            if self.membership.stop.interrupts(Instant::now()) {
                 return Err(TrainError::Stopped);
             }
             let Some(Reduced { loss, votes }) = self.reduce(group, &nodes)? else { return Ok(None) };
             let loss = self.advance(&rate, loss)?;
             // All ranks learn of a drain in the same step. Rank 0 saves then; it will save again if more steps follow.
-            if votes & DRAIN != 0 && !std::mem::replace(&mut drain_known, true) {
+            if votes & (DRAIN | LEAVE) != 0 && !std::mem::replace(&mut drain_known, true) {
                 self.membership.draining = true;
                 self.keeper.save_soon();
             }
@@ -223,8 +236,8 @@ impl<'a, M: Model> Trainer<'a, M> {
             if rank == 0 && progress.is_due() {
                 progress.print(out, self.held.state.step, loss);
             }
-            // All ranks learn in the same step that a round is forming, too: this is the boundary.
-            if votes & QUIESCE != 0 {
+            // All ranks learn in the same step that a round is forming or a rank leaves, too: this is the boundary.
+            if votes & (QUIESCE | LEAVE) != 0 {
                 return Ok(Some(Ended::Quiesced));
             }
         }
@@ -240,6 +253,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         known |= if is_to_compare(run, membership, held) { COMPARE } else { 0 };
         known |= if membership.draining { DRAIN } else { 0 };
         let after = held.state.step + 1;
+        let interruption = Interruption::new(membership.stop, membership.config.round);
         let task = GradientTask {
             model: run.model,
             parameters: held.state.parameters(),
@@ -249,12 +263,16 @@ impl<'a, M: Model> Trainer<'a, M> {
             next: (after < run.schedule.total_steps()).then(|| run.schedule.batch_after(after)),
             shards: run.settings.shards.get(),
             micro_batch: run.settings.micro_batch,
+            interruption: &interruption,
         };
         let reduced = keeper::during(copying.as_mut(), &held.state.flat, || {
-            let vote = &mut || known | if membership.forming().is_some() { QUIESCE } else { 0 };
+            let vote = &mut || {
+                let quiesce = if membership.forming().is_some() { QUIESCE } else { 0 };
+                known | quiesce | if membership.is_to_leave() { LEAVE } else { 0 }
+            };
             held.engine.reduce(&task, Ranks { group, nodes, vote })
         });
-        keeper.end_copy(copying);
+        keeper.end_copy(copying)?;
         match reduced {
             Err(EngineError::Again) => Ok(None),
             reduced => Ok(Some(reduced?)),
@@ -288,13 +306,14 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Ends a run whose steps are done.
     fn finish(mut self, group: Option<Group>, out: &mut Printer<'_>) -> Result<Outcome, TrainError> {
         let (step, stop, rank) = (self.held.state.step, self.membership.stop, self.membership.config.rank);
+        stop.lets_finish(self.membership.agent.is_some());
         self.save_last(FINISH_TIME, stop).map_err(|cause| {
             if stop.is_raised() { TrainError::Stopped } else { TrainError::Unsaved { step, cause } }
         })?;
         self.history.account.saved(Instant::now());
         self.held.give()?;
-        if !self.held.state.is_finite() {
-            return Err(TrainError::NotFinite { step });
+        if let Some(number) = first_not_finite(&self.held.state.flat) {
+            return Err(TrainError::not_finite(step, self.run.model.tensors(), number));
         }
         if rank == 0 {
             out.line(format_args!("done: {step} steps, {} epochs", self.run.settings.epochs));
@@ -308,10 +327,12 @@ impl<'a, M: Model> Trainer<'a, M> {
 
     /// Leaves for good, before the last step.
     fn part(&mut self, group: Option<Group>, error: TrainError) -> TrainError {
+        let leaves = matches!(error, TrainError::Stopped) && self.membership.agent.is_some();
         // While a node drains the last state is saved, whatever ends the round.
-        if self.membership.draining && self.held.holds() && !error.spoils_the_state() {
+        if (self.membership.draining || leaves) && self.held.holds() && !error.spoils_the_state() {
+            let time = self.membership.stop.left(Instant::now());
             // A stop that is raised already must not cut this wait short: the commit is made because of it.
-            self.save_last(LEAVE_TIME, &Stop::default())
+            self.save_last(time, &Stop::default())
                 .unwrap_or_else(|cause| warn!(%cause, "the last state is not committed"));
         }
         group.into_iter().for_each(Group::leave);
@@ -365,6 +386,13 @@ impl<'a, M: Model> Trainer<'a, M> {
         let StepSamples { epoch, first, end } = self.run.schedule.batch_after(step - 1);
         self.history.record(&Event::Step { round, step, epoch, first, end, loss, world_size });
     }
+}
+
+/// The job whose checkpoints these are: one without a name of its own continues its folder's.
+fn job_of(settings: &Settings, environment: &Environment, job: &str) -> String {
+    let folder = settings.checkpoint_dir.as_deref().filter(|_| environment.unnamed);
+    let owner = folder.and_then(|folder| Checkpoints::new(Host, folder).owner());
+    owner.unwrap_or_else(|| job.to_owned())
 }
 
 /// Whether this rank asks all ranks to compare their states after the next step. Rank 0 does so before it saves that

@@ -1,7 +1,11 @@
 //! What a worker makes before it has a place: the GPU opened, its kernels and NCCL loaded. It takes long.
 
+use std::collections::BTreeSet;
+
 use super::TrainError;
+use crate::checkpoint;
 use crate::data::Data;
+use crate::engine::state::State;
 use crate::engine::{self, Engine};
 use crate::model::{Model, Tensor};
 use crate::settings::{Collectives, Environment, Settings};
@@ -21,6 +25,7 @@ impl<'a, M: Model> Ready<'a, M> {
         model: &'a M,
         data: &'a dyn Data<Batch = M::Batch>,
     ) -> Result<Ready<'a, M>, TrainError> {
+        settings.beyond().map_or(Ok(()), |said| Err(TrainError::Beyond(said)))?;
         check(model, data).map_err(TrainError::Unusable)?;
         let (device, precision) = (settings.device, settings.precision);
         let engine = engine::choose(settings, environment, model).map_err(|cause| TrainError::Device {
@@ -47,6 +52,12 @@ fn check<M: Model>(model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<(), S
     if end != model.parameters() || end == 0 {
         return Err(format!("its tensors hold {end} numbers, and it has {} parameters", model.parameters()));
     }
+    let mut names = BTreeSet::new();
+    if let Some(entry) = State::entries(model.tensors()).into_iter().find(|entry| !names.insert(entry.name.clone())) {
+        return Err(format!("two of its tensors, or a tensor and the optimizer's, are called {}", entry.name));
+    }
+    // The state, a gradient and its sum. It is only asked for, not touched.
+    checkpoint::room((5 * end * size_of::<f32>()) as u64)?;
     match data.samples() {
         0 => Err("there are no samples".to_owned()),
         _ => Ok(()),

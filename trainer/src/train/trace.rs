@@ -89,6 +89,7 @@ impl Trace {
         let open = || {
             let file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
             let last = last_step(&file)?;
+            end_last_line(&file)?;
             Ok((file, last))
         };
         let (file, last) = open().map_err(|cause| TraceError { path: path.to_owned(), cause })?;
@@ -115,6 +116,16 @@ impl Trace {
     }
 }
 
+/// Ends a line that a kill has cut short, so that the next one is not taken for its rest.
+fn end_last_line(mut file: &File) -> io::Result<()> {
+    let mut last = [b'\n'];
+    if file.metadata()?.len() > 0 {
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+    }
+    if last == *b"\n" { Ok(()) } else { file.write_all(b"\n") }
+}
+
 /// The step in the last whole line of a step. Its writer may have been killed.
 fn last_step(mut file: &File) -> io::Result<Option<u64>> {
     /// Holds some hundred lines.
@@ -130,4 +141,28 @@ fn last_step(mut file: &File) -> io::Result<Option<u64>> {
     file.take(TAIL).read_to_end(&mut tail)?;
     let steps = tail.split(|&byte| byte == b'\n').rev().filter_map(|line| serde_json::from_slice::<Step>(line).ok());
     Ok(steps.into_iter().find(|line| line.event == "step").map(|line| line.step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_a_kill_has_cut_short_takes_no_other_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace");
+        let step = |step| Event::Step { round: 1, step, epoch: 0, first: 0, end: 1, loss: 1.0, world_size: 1 };
+        Trace::open(&path).unwrap().record(&step(1)).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, [&whole[..], &whole[..20]].concat()).unwrap();
+        let mut trace = Trace::open(&path).unwrap();
+        assert_eq!(trace.last(), Some(1));
+        trace.record(&step(2)).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let whole: Vec<_> = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()).collect();
+        assert_eq!(whole, [true, false, true], "{text}");
+        // An empty file, and one whose last line is whole, do not change.
+        drop(Trace::open(&path).unwrap());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
 }

@@ -51,6 +51,12 @@ impl Agent {
         Agent::with_memory(folder, environment, resume, commits, None)
     }
 
+    /// An agent of a job that has had a failure.
+    pub(crate) fn restarted(folder: &Path, place: &Assignment, commits: Commits) -> Agent {
+        let welcome = Assignment { restart_count: 1, ..place.clone() };
+        Agent::welcoming(folder.join("agent"), welcome, commits, None)
+    }
+
     /// An agent that lends this file in memory, whatever size is asked for. Without a file it refuses.
     pub(crate) fn with_memory(
         folder: &Path,
@@ -60,11 +66,15 @@ impl Agent {
         memory: Option<File>,
     ) -> Agent {
         let socket = folder.join(format!("agent-{}-{}", environment.round, environment.rank));
+        Agent::welcoming(socket, assignment(environment, resume), commits, memory)
+    }
+
+    fn welcoming(socket: PathBuf, place: Assignment, commits: Commits, memory: Option<File>) -> Agent {
         let listener = UnixListener::bind(&socket).unwrap();
         let heard = Arc::new(Mutex::new(Vec::new()));
         let connections = Arc::new(Mutex::new(Vec::new()));
         let agent = Agent { socket, heard: heard.clone(), connections: connections.clone() };
-        let welcome = ToWorker::Welcome(assignment(environment, resume));
+        let welcome = ToWorker::Welcome(place);
         // The thread ends with the worker's connection, or with the test's process if no worker connects.
         thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();

@@ -1,10 +1,14 @@
 //! The example of a model of one's own, in groups.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use elastic_trainer::{Elastic, Model, Settings, Stop, Tensor, TrainError};
+use elastic_trainer::checkpoint::Checkpoints;
+use elastic_trainer::checkpoint::disk::Host;
+use elastic_trainer::{Elastic, Model, Outcome, Settings, Stop, Tensor, TrainError};
 
-use crate::worker::{environment, free_port, together};
+use crate::agent::{Agent, Commits};
+use crate::worker::{environment, free_port, places, together, wait_for};
 use line::{HEIGHT, Line, Points, SLOPE};
 
 #[allow(dead_code)] // Its `main`.
@@ -122,6 +126,9 @@ fn a_model_that_contradicts_itself_is_refused() {
     for (tensors, first, points, said) in [
         (vec![gap], 3, 9, "tensor late of shape [2] lies at 1..3, after 0 parameters"),
         (Vec::new(), 0, 9, "its tensors hold 0 numbers"),
+        (Tensor::sequence([("w", vec![2]), ("v", vec![1]), ("w", vec![1])]), 4, 9, "are called w"),
+        (Tensor::sequence([("w", vec![2]), ("adamw.mean.w", vec![2])]), 4, 9, "are called adamw.mean.w"),
+        (Tensor::sequence([("w", vec![1 << 48])]), 4, 9, "there is no memory"),
         (Tensor::sequence([("w", vec![2, 2])]), 3, 9, "3 first parameters instead of 4"),
         (Tensor::sequence([("w", vec![2, 2])]), 4, 0, "there are no samples"),
     ] {
@@ -129,5 +136,149 @@ fn a_model_that_contradicts_itself_is_refused() {
         let error = elastic.run(&Wrong(tensors, first), &Points(points)).unwrap_err();
         assert!(matches!(error, TrainError::Unusable(_)), "{error}");
         assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+/// A line with a gradient, or names, of one's own.
+struct Changed<G> {
+    tensors: Vec<Tensor>,
+    gradient: G,
+}
+
+impl<G: Fn(&[f32], &mut [f32]) -> f32 + Sync> Changed<G> {
+    fn new(names: [&str; 2], gradient: G) -> Changed<G> {
+        Changed { tensors: Tensor::sequence(names.map(|name| (name, vec![1]))), gradient }
+    }
+}
+
+impl<G: Fn(&[f32], &mut [f32]) -> f32 + Sync> Model for Changed<G> {
+    type Batch = Vec<[f32; 2]>;
+    fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+    fn init(&self, _: u64) -> Vec<f32> {
+        vec![0.0; 2]
+    }
+    fn gradient(&self, parameters: &[f32], _: &mut Vec<[f32; 2]>, gradient: &mut [f32]) -> f32 {
+        (self.gradient)(parameters, gradient)
+    }
+    fn describe(&self) -> String {
+        "two numbers".to_owned()
+    }
+}
+
+/// Trains alone, in this folder.
+fn alone<M: Model<Batch = Vec<[f32; 2]>>>(
+    model: &M,
+    folder: &std::path::Path,
+    epochs: u64,
+) -> Result<Outcome, TrainError> {
+    let settings = Settings {
+        checkpoint_dir: Some(folder.to_owned()),
+        checkpoint_every: 3.try_into().unwrap(),
+        keep: 50.try_into().unwrap(),
+        ..settings(epochs)
+    };
+    let mut nowhere = std::io::sink();
+    Elastic::new(settings, environment(0, 1, 0, 0)).output(&mut nowhere).run(model, &Points(640))
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_is_not_applied_and_its_tensor_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    // Its loss is finite throughout. Steps are of about 0.01 each, the second number's too.
+    let spoilt = |parameters: &[f32], gradient: &mut [f32]| {
+        let far = parameters[0] < -0.055;
+        gradient.copy_from_slice(&[1.0, if far { f32::NAN } else { 1.0 }]);
+        1.0
+    };
+    let error = alone(&Changed::new(["first", "second"], spoilt), folder.path(), 2).unwrap_err();
+    assert!(matches!(&error, TrainError::Gradient { step: 7, tensor } if tensor == "second"), "{error}");
+}
+
+#[test]
+fn a_state_that_is_not_finite_is_not_kept_and_its_tensor_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    // The square of this gradient is beyond f32.
+    let large = |parameters: &[f32], gradient: &mut [f32]| {
+        gradient.copy_from_slice(&[1.0, if parameters[0] < -0.025 { 1e30 } else { 1.0 }]);
+        1.0
+    };
+    let error = alone(&Changed::new(["first", "second"], large), folder.path(), 2).unwrap_err();
+    assert!(matches!(&error, TrainError::NotFinite { step: 6, tensor } if tensor == "adamw.square.second"), "{error}");
+    assert!(Checkpoints::new(Host, folder.path()).newest().is_none_or(|kept| kept.manifest.step == 3));
+}
+
+#[test]
+fn a_checkpoint_of_other_tensors_is_refused_whatever_the_model_says_of_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let flat = |_: &[f32], gradient: &mut [f32]| {
+        gradient.fill(1.0);
+        1.0
+    };
+    alone(&Changed::new(["first", "second"], flat), folder.path(), 1).unwrap();
+    let error = alone(&Changed::new(["first", "other"], flat), folder.path(), 2).unwrap_err();
+    assert!(matches!(error, TrainError::OtherTensors { step: 10, .. }), "{error}");
+    assert!(error.to_string().contains("second of shape [1] instead of other of shape [1]"), "{error}");
+    // Nor do such workers meet
+    let port = free_port();
+    let meet = |rank, names| {
+        let mut nowhere = std::io::sink();
+        let settings = Settings { form_timeout: std::time::Duration::from_secs(5), ..settings(1) };
+        let elastic = Elastic::new(settings, environment(rank, 2, 0, port)).output(&mut nowhere);
+        elastic.run(&Changed::new(names, flat), &Points(640)).unwrap_err().to_string()
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| meet(0, ["first", "second"]));
+        let error = meet(1, ["first", "other"]);
+        assert!(error.contains("refused this worker") && error.contains("(tensors "), "{error}");
+    });
+}
+
+#[test]
+fn a_step_that_is_longer_than_the_time_to_quiesce_is_given_up_between_its_pieces() {
+    let folder = tempfile::tempdir().unwrap();
+    // Given a step of many pieces that takes far longer than a test does
+    let computed = AtomicU32::new(0);
+    let slow = |_: &[f32], gradient: &mut [f32]| {
+        computed.fetch_add(1, Ordering::Relaxed);
+        thread::sleep(std::time::Duration::from_millis(20));
+        gradient.fill(1.0);
+        1.0
+    };
+    for (threads, workers) in [(1, 1), (2, 1), (2, 2)] {
+        let folder = folder.path().join(format!("{threads}-{workers}"));
+        std::fs::create_dir(&folder).unwrap();
+        thread::scope(|scope| {
+            let places = places(1, workers);
+            let agents: Vec<Agent> =
+                places.iter().map(|place| Agent::start(&folder, place, None, Commits::Granted)).collect();
+            let stop = Stop::default();
+            for (place, agent) in places.iter().zip(&agents) {
+                let environment = elastic_trainer::Environment { agent: Some(agent.socket.clone()), ..place.clone() };
+                let settings = Settings {
+                    micro_batch: 1.try_into().ok(),
+                    batch: 100_000.try_into().unwrap(),
+                    threads: threads.try_into().unwrap(),
+                    bucket_mb: 1e-6,
+                    ..settings(1)
+                };
+                let stop = Stop::clone(&stop);
+                scope.spawn(move || {
+                    let mut nowhere = std::io::sink();
+                    let model = Changed::new(["first", "second"], slow);
+                    let elastic = Elastic::new(settings, environment).stop(stop).output(&mut nowhere);
+                    elastic.run(&model, &Points(100_000)).unwrap_err()
+                });
+            }
+            // Then it is given up when a round forms, and its workers stay
+            let before = computed.load(Ordering::Relaxed);
+            wait_for("some pieces", || (computed.load(Ordering::Relaxed) > before + 20).then_some(()));
+            agents.iter().for_each(|agent| agent.forming(2, std::time::Duration::from_secs(4)));
+            let asked = std::time::Instant::now();
+            agents.iter().for_each(|agent| assert_eq!(agent.quiesced(2), 0));
+            assert!(asked.elapsed() < std::time::Duration::from_secs(4), "{threads} threads: {:?}", asked.elapsed());
+            stop.raise();
+        });
     }
 }

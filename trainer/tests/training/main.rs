@@ -11,5 +11,6 @@ mod live;
 mod memory;
 mod record;
 mod results;
+mod resume;
 mod saving;
 mod worker;

@@ -45,6 +45,7 @@ pub(crate) fn environment(rank: u32, world_size: u32, round: u64, master_port: u
         agent_store: false,
         round,
         job,
+        unnamed: false,
         agent: None,
         warm_up: false,
         record_dir: None,
@@ -137,6 +138,9 @@ impl Worker {
             .env("RUST_LOG", "info");
         if let Some(socket) = &environment.agent {
             command.env("ELASTIC_AGENT_SOCKET", socket);
+        }
+        if environment.unnamed {
+            command.env("ELASTIC_JOB_UNNAMED", "1");
         }
         if environment.warm_up {
             command.env("ELASTIC_WARM_UP", "1");

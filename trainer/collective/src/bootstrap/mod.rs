@@ -5,6 +5,7 @@
 //! ranks have come. Then each rank connects to the ranks below it and accepts those above. Each connection starts with
 //! a hello that carries job, round, rank and settings. A peer that does not belong to the group gets the reason.
 
+mod limits;
 mod store;
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -25,6 +26,9 @@ const MAGIC: [u8; 8] = *b"ELASTIC1";
 const PREFIX: usize = MAGIC.len() + 4;
 /// The longest hello, whose settings are a line of words, and the longest answer, which has an address for each rank.
 const MAX_HELLO: usize = 16 * 1024;
+/// The longest settings that a hello has in full. Were each of their characters escaped, the hello would still not be
+/// too long.
+const MAX_SETTINGS: usize = 2 * 1024;
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
 /// How long a connection may be open without a hello.
 const HELLO_TIME: Duration = Duration::from_secs(5);
@@ -66,6 +70,7 @@ pub(super) fn connect(
 ) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
     let mut links: Vec<Option<TcpStream>> = (0..config.world_size).map(|_| None).collect();
     if config.world_size > 1 {
+        limits::raise(config.world_size);
         let bootstrap = Bootstrap { config, stop, started: Instant::now(), time };
         if config.rank == 0 { bootstrap.lead(&mut links)? } else { bootstrap.follow(&mut links)? }
     }
@@ -125,6 +130,7 @@ impl Bootstrap<'_> {
     /// Says hello, waits for the answer, and returns its addresses.
     fn greet(&self, link: &TcpStream, rank: usize, port: u16) -> Result<Vec<SocketAddr>, CollectiveError> {
         let GroupConfig { job, round, rank: own_rank, world_size, settings, .. } = self.config.clone();
+        let settings = shortened(settings);
         self.send(link, rank, &Hello { job, round, rank: own_rank, world_size, settings, port })?;
         let mut message = Message::default();
         loop {
@@ -154,7 +160,7 @@ impl Bootstrap<'_> {
             if missing.is_empty() {
                 return Ok(());
             }
-            while let Ok((visitor, address)) = listener.accept() {
+            while let Some((visitor, address)) = accepted(listener)? {
                 debug!(%address, "a peer connects");
                 // There is room for every peer and 16 others. Then the connection that was silent longest is closed.
                 if visitors.len() > links.len() + 16 {
@@ -205,8 +211,9 @@ impl Bootstrap<'_> {
             Err(format!("this is round {round} of job {job}, not round {}", hello.round))
         } else if hello.world_size != *world_size {
             Err(format!("this world has {world_size} ranks, not {}", hello.world_size))
-        } else if hello.settings != *settings {
-            Err(format!("rank {rank} runs with {settings}; rank {rank_there} with {}", hello.settings))
+        } else if hello.settings != shortened(settings.clone()) {
+            let (ours, theirs) = (shortened(settings.clone()), &hello.settings);
+            Err(format!("rank {rank} runs with {ours}; rank {rank_there} with {theirs}"))
         } else if !expected.contains(&rank_there) {
             Err(format!("rank {rank} does not expect a rank {rank_there}"))
         } else if links[rank_there].is_some() {
@@ -227,13 +234,14 @@ impl Bootstrap<'_> {
             let result = address().and_then(|address| {
                 let link = TcpStream::connect_timeout(&address, CONNECT_TIME.min(self.left().max(GLANCE)));
                 let link = link.and_then(|link| prepare(&link).map(|()| link));
-                link.map(|link| (address, link)).map_err(|cause| CollectiveError::Address {
-                    address: address.to_string(),
-                    cause: cause.to_string(),
+                link.map(|link| (address, link)).map_err(|cause| match limits::descriptors(&cause) {
+                    Some(error) => error,
+                    None => CollectiveError::Address { address: address.to_string(), cause: cause.to_string() },
                 })
             });
             let error = match result {
                 Ok(connected) => return Ok(connected),
+                Err(error @ CollectiveError::Descriptors { .. }) => return Err(error),
                 Err(error) => error,
             };
             debug!(rank, %error, "cannot connect yet");
@@ -364,6 +372,24 @@ impl Message {
     }
 }
 
+/// The next connection, if there is one. Too few descriptors are an error: with one more in the queue, a wait for the
+/// listener would return at once, again and again.
+fn accepted(listener: &TcpListener) -> Result<Option<(TcpStream, SocketAddr)>, CollectiveError> {
+    match listener.accept() {
+        Ok(accepted) => Ok(Some(accepted)),
+        Err(error) => limits::descriptors(&error).map_or(Ok(None), Err),
+    }
+}
+
+/// Settings as a hello has them: the beginning of long ones, and a checksum of all.
+fn shortened(settings: String) -> String {
+    if settings.len() <= MAX_SETTINGS {
+        return settings;
+    }
+    let beginning: String = settings.chars().take(MAX_SETTINGS).collect();
+    format!("{beginning}… ({} bytes, crc32c:{:08x})", settings.len(), crc32c::crc32c(settings.as_bytes()))
+}
+
 fn prepare(link: &TcpStream) -> io::Result<()> {
     link.set_nodelay(true)?;
     link.set_nonblocking(true)
@@ -392,6 +418,13 @@ fn listening(master: IpAddr) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_settings_differ_where_only_their_ends_do() {
+        let long = |end: &str| shortened("é".repeat(20_000) + end);
+        assert!(long("a").len() < MAX_HELLO && long("a") == long("a") && long("a") != long("b"));
+        assert_eq!(shortened("--lr 1".to_owned()), "--lr 1");
+    }
 
     #[test]
     fn ranks_of_one_host_are_not_reached_from_others() {

@@ -9,7 +9,7 @@ use super::disk::Host;
 use super::faulty::{Fault, FaultyDisk};
 use super::manifest::{Entry, Position};
 use super::sharded_write::Share;
-use super::snapshot::{Layout, SnapshotHeader};
+use super::snapshot::{Layout, SnapshotHeader, Unfit};
 use super::*;
 
 const LENGTH: usize = 700;
@@ -339,8 +339,12 @@ fn a_state_that_is_not_finite_is_not_saved() {
     let mut checkpoints = Checkpoints::new(Host, folder.path());
     for bad in [f32::NAN, f32::INFINITY] {
         let mut slot = slot(3, 1);
-        let last = slot.file.bytes().len() - 4;
-        slot.file.bytes_mut()[last..].copy_from_slice(&bad.to_ne_bytes());
+        let mut state = state(3);
+        let last = state.len() - 1;
+        state[last] = bad;
+        let header = SnapshotHeader { round: 1, world_size: 2, step: 3, done: None, data: slot.about.data };
+        slot.fill(&header, &state);
+        assert_eq!((slot.flaw(), slot.take_up()), (Some(last), Err(Unfit::Torn)), "nor is it taken up from memory");
         for error in [checkpoints.save(&slot).unwrap_err(), {
             checkpoints.share(&slot, &Share { nonce: 7, index: 0, count: 1 }).unwrap_err()
         }] {
@@ -355,7 +359,7 @@ fn a_manifest_that_claims_more_than_there_is_room_for_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let mut checkpoints = Checkpoints::new(Host, folder.path());
     let path = PathBuf::from(save(&mut checkpoints, 3, 1).unwrap().path);
-    // A file without contents may be as long as it likes, and so may a manifest say.
+    // A manifest may say what it likes. What is held while checksums are compared does not follow from that.
     let mut manifest = checkpoints.about(&path, None).unwrap();
     let (chunk, len) = (1 << 62, 1 << 62);
     let [extent] = &mut manifest.extents[..] else { panic!() };
@@ -363,9 +367,8 @@ fn a_manifest_that_claims_more_than_there_is_room_for_is_an_error() {
     extent.crc32c.truncate(1);
     manifest.state_bytes = len;
     std::fs::write(&path, manifest.encode()).unwrap();
-    // No file system here takes such a file: the length is checked first.
     let error = checkpoints.load(&path, None).unwrap_err().to_string();
-    assert!(error.contains("bytes instead of"), "{error}");
+    assert!(error.contains("is out of place"), "{error}");
     let error = room(len).unwrap_err();
     assert!(error.contains("no memory for its state"), "{error}");
     // Nor need there be room for all of a manifest.

@@ -63,8 +63,11 @@ mod tests {
     use std::num::NonZeroUsize;
     use std::sync::Mutex;
 
+    use elastic_collective::stop::Stop;
+
     use super::*;
     use crate::data::Order;
+    use crate::engine::interruption::Interruption;
     use crate::model::Tensor;
 
     /// A batch is its samples, and each read of one is written down.
@@ -105,7 +108,7 @@ mod tests {
     #[test]
     fn each_batch_is_read_once_and_while_the_one_before_is_computed() {
         let (order, data) = (Order::new(1, 40), Samples::default());
-        let mut batches = Batches::default();
+        let (mut batches, stop) = (Batches::default(), Stop::default());
         let step = |number: u64| StepSamples { epoch: 0, first: 10 * number, end: 10 * number + 10 };
         // Shards 1 to 3 of four; then, after a change of ranks, the first alone.
         let nodes = [vec![Node { first: 1, end: 2 }, Node { first: 2, end: 4 }], vec![Node { first: 0, end: 1 }]];
@@ -120,6 +123,7 @@ mod tests {
                 next: (number < 3).then(|| step(number + 1)),
                 shards: 4,
                 micro_batch: NonZeroUsize::new(2),
+                interruption: &Interruption::new(&stop, 0),
             };
             batches.expect(&task, nodes);
             for shard in nodes.iter().flat_map(|node| node.first..node.end) {

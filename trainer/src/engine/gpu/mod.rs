@@ -13,8 +13,8 @@ use super::gradient::GradientTask;
 use super::nccl::Nccl;
 use super::state::State;
 use super::{DeviceError, Engine, EngineError, Ranks, Reduced, Step, Transport};
-use crate::model::Model;
 use crate::model::clip::bounded;
+use crate::model::{Model, first_not_finite};
 use crate::settings::device::Precision;
 use crate::settings::{Environment, Settings};
 use batches::Batches;
@@ -260,14 +260,16 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
     }
 
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError> {
-        let &Step { ref rule, scale, clip, .. } = step;
-        let scale = match clip {
-            None => scale,
-            Some(most) => {
-                let norm = self.gpu.norm(&self.sum.slice(..self.sum.len() - 1), &mut self.norm)?;
-                bounded(norm, scale, most)
-            }
-        };
+        let &Step { ref rule, scale, clip, tensors } = step;
+        let gradient = self.sum.slice(..self.sum.len() - 1);
+        let norm = self.gpu.norm(&gradient, &mut self.norm)?;
+        if !norm.is_finite() {
+            let mut numbers = vec![0.0; gradient.len()];
+            self.gpu.download(&gradient, &mut numbers)?;
+            let tensor = State::name_at(tensors, first_not_finite(&numbers).unwrap_or_default());
+            return Err(EngineError::NotFinite { step: state.step + 1, tensor });
+        }
+        let scale = clip.map_or(scale, |most| bounded(norm, scale, most));
         self.ahead = true;
         state.step += 1;
         let moved = self.state.parts_mut(&self.gpu)?;

@@ -7,8 +7,8 @@ use elastic_collective::SumOrder;
 use super::gradient::{GradientTask, GradientThreads};
 use super::state::State;
 use super::{Engine, EngineError, Ranks, Reduced, Step};
-use crate::model::Model;
 use crate::model::clip::clipped;
+use crate::model::{Model, first_not_finite};
 use crate::settings::Settings;
 
 /// It works on the loop's state.
@@ -46,6 +46,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
         let votes = match (ranks.group.world_size(), ranks.nodes) {
             (1, &[root]) => {
                 let sum = task.sum_under(root, &mut self.threads);
+                task.interruption.result()?;
                 self.threads.recycle(std::mem::replace(&mut self.sum, sum));
                 (ranks.vote)()
             }
@@ -54,6 +55,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
                 let Ranks { group, nodes, vote } = ranks;
                 let mut sums =
                     nodes.iter().map(|&node| task.sum_under(node, &mut self.threads)).collect::<Vec<_>>().into_iter();
+                task.interruption.result()?;
                 if let Some(first) = sums.next() {
                     self.threads.recycle(std::mem::replace(&mut self.sum, first));
                 }
@@ -69,6 +71,9 @@ impl<M: Model> Engine<M> for OnHost<M> {
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError> {
         let &Step { ref rule, tensors, scale, clip } = step;
         let gradient = &self.sum[1..];
+        if let Some(number) = first_not_finite(gradient) {
+            return Err(EngineError::NotFinite { step: state.step + 1, tensor: State::name_at(tensors, number) });
+        }
         let scale = clip.map_or(scale, |most| clipped(gradient, scale, most));
         state.advance(&mut self.threads.pool, rule, tensors, gradient, scale);
         Ok(())

@@ -69,6 +69,8 @@ impl<M: Model> OnHost<M> {
                 // The receiver is gone where a sum has failed.
                 let _ = senders[part].send(numbers);
             });
+            // A gradient that was given up is not handed out to its end.
+            drop(senders);
             // As late as possible: when the last bucket is to be summed. After a failed sum no thread asks.
             if asked.recv().is_ok() {
                 let _ = answer.send(vote());
@@ -79,6 +81,7 @@ impl<M: Model> OnHost<M> {
             std::mem::swap(sum, &mut outboxes[0]);
         }
         done.for_each(|sum| threads.recycle(sum));
+        task.interruption.result()?;
         votes
     }
 }
@@ -125,6 +128,7 @@ mod tests {
 
     use super::*;
     use crate::data::{Data, Order, StepSamples};
+    use crate::engine::interruption::Interruption;
     use crate::engine::{Engine, Reduced};
     use crate::model::Tensor;
     use crate::random::{mix, unit};
@@ -241,12 +245,23 @@ mod tests {
         let nodes = nodes_of(group.rank(), group.world_size(), shards);
         let mut engine = OnHost::new(&settings, model.parameters());
         engine.bucket = if bucket == 0 { engine.sum.len() } else { bucket };
-        let order = Order::new(7, Numbers.samples());
+        let (order, stop) = (Order::new(7, Numbers.samples()), Stop::default());
         let step = |step: u64| {
             let batch = StepSamples { epoch: 0, first: step * samples, end: (step + 1) * samples };
             let (micro_batch, data) = (NonZeroUsize::new(micro_batch), &Numbers);
             let next = None;
-            let task = GradientTask { model, parameters: &[], data, order: &order, batch, next, shards, micro_batch };
+            let interruption = &Interruption::new(&stop, 1);
+            let task = GradientTask {
+                model,
+                parameters: &[],
+                data,
+                order: &order,
+                batch,
+                next,
+                shards,
+                micro_batch,
+                interruption,
+            };
             let vote = 1 << group.rank();
             let Reduced { votes, .. } = engine.reduce(&task, Ranks { group, nodes: &nodes, vote: &mut || vote })?;
             Ok((engine.sum.iter().map(|number| number.to_bits()).collect(), votes))

@@ -185,9 +185,9 @@ impl Saving {
         }
     }
 
-    /// Saves the last state and waits until it is committed and what it made superfluous is gone, for at most `time`
-    /// and no longer than to a stop. What fails is tried again: this is the last chance. Says why if it is not
-    /// committed.
+    /// Saves the last state and waits until it is committed and what it made superfluous is gone, for at most `time`,
+    /// and after a stop no longer than that allows. What fails is tried again: this is the last chance. Says why if it
+    /// is not committed.
     pub(crate) fn finish(
         &mut self,
         header: &SnapshotHeader,
@@ -215,13 +215,13 @@ impl Saving {
             }
             let at_rest = self.writer.is_idle() && self.pending.is_empty() && self.writer.under_way() == 0;
             let left = deadline.saturating_duration_since(now);
-            let over = stop.is_raised() || left.is_zero();
+            let over = left.is_zero() || stop.interrupts(now) && (!stop.may_finish() || stop.left(now).is_zero());
             if over || (at_rest && (safe || !(uncommitted || unwritten))) {
                 return if safe { Ok(()) } else { Err(self.overdue(time)) };
             }
             let glance = left.min(GLANCE);
             let message = match agent.as_deref_mut() {
-                Some(agent) if self.writer.is_idle() => agent.next(Instant::now() + glance, stop),
+                Some(agent) if self.writer.is_idle() => agent.next(Instant::now() + glance, &Stop::default()),
                 Some(agent) => {
                     self.writer.wait(glance);
                     agent.poll()
@@ -284,7 +284,7 @@ impl Saving {
     }
 
     /// Newest step that is on disk or on its way there.
-    fn newest(&self) -> u64 {
+    pub(crate) fn newest(&self) -> u64 {
         self.saved.max(self.writer.newest().unwrap_or(0))
     }
 
