@@ -171,13 +171,7 @@ class Membership:
         self._wait_for_newer(choice.step)
         if choice.source == "checkpoint" and group.rank == 0:
             self._disk.load(checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh))
-        holders = choice.holders or (0,)
-        receivers = [rank for rank in range(group.size) if rank not in holders]
-        if group.rank in receivers:
-            return state.receive(group, holders, mesh)
-        if receivers:
-            state.send(group, self._training.value(), holders, receivers)
-        return None
+        return state.share(group, self._training, choice.holders or (0,), mesh)
 
     def _wait_for_newer(self, newest: int) -> None:
         """The rank with a state newer than `newest` died before another rank had it. With snapshots it is still in its

@@ -97,7 +97,8 @@ class Session:
       of `micro_batch`es are added in their order, after the backward pass. The sampler must have a `global_batch`.
     - backend: "nccl", "gloo", or None for NCCL if the parameters are on a GPU and all ranks have it, else gloo. Without
       NCCL, gradients on a GPU go through the hosts, and a line says why. All else uses gloo.
-    - operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet.
+    - operation_timeout: seconds that an exchange between ranks may take, counted from the last piece of a state that has
+      come, and that a commit may take.
     - loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, no node has died that
       the agents know of: this worker requests a round, which costs the job a restart.
     """

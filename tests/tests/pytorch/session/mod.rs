@@ -216,6 +216,12 @@ fn a_rank_that_dies_in_the_midst_of_sending_is_not_waited_for() {
 }
 
 #[test]
+fn what_moves_slowly_between_ranks_is_waited_for() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "sends_slowly.py", &[]);
+}
+
+#[test]
 fn a_step_has_the_gradient_of_its_global_batch() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "gives_gradients.py", &[]);
