@@ -1,7 +1,7 @@
 """The rounds of a session: this worker's place in each, its group, one state for all ranks, and the way out.
 
     STARTING ──▶ IN_GROUP ──▶ BETWEEN ──▶ IN_GROUP …
-                     │           │ SIGTERM: after the step, or while no step runs
+                     │           │ a signal to leave: after the step, or while no step runs
                      └───────────┴──▶ LEAVING
 """
 
@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -26,8 +27,10 @@ from .nccl import Nccl
 from .replica import Replica
 from .state import Training
 
-# What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.
-STOPPED = 128 + signal.SIGTERM
+# The agent passes on the one that it gets. SIGTERM is the usual one, and its own.
+_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# Seconds in which all processes of a group have got a signal.
+_SPREAD = 1.0
 # Seconds to wait for a worker that may bring the newest state back.
 _RETURN = 60.0
 
@@ -35,42 +38,90 @@ _RETURN = 60.0
 class Phase(enum.Enum):
     """Where a worker is. What SIGTERM does depends on it."""
 
-    # It has nothing of the job's yet: SIGTERM ends it.
+    # It has nothing of the job's yet: a signal to leave ends it.
     STARTING = enum.auto()
-    # It meets the ranks of a round, or trains with them: SIGTERM is a vote after the step.
+    # It meets the ranks of a round, or trains with them: the signal is a vote after the step.
     IN_GROUP = enum.auto()
-    # It waits for the next round, in no group: SIGTERM has it save its state and end.
+    # It waits for the next round, in no group: the signal has it save its state and end.
     BETWEEN = enum.auto()
     # It saves its state and ends.
     LEAVING = enum.auto()
 
 
 class Departure:
-    """SIGTERM, and what a worker does about it."""
+    """The agent's signals to leave, and what a worker does about them."""
 
     def __init__(self) -> None:
         self.phase, self.asked = Phase.STARTING, False
-        self._process, self._former = os.getpid(), None
+        # What a shell sees of a process that a signal ended. The agent knows that it asked for that.
+        self._code = 128 + signal.SIGTERM
+        self._process, self._former = os.getpid(), {}
+        # Whether this waits for a batch, and whether a process that reads batches is gone.
+        self._reading = self._reader_lost = False
 
     def begin(self) -> None:
-        """Listens to SIGTERM, if this is the main thread."""
-        if threading.current_thread() is threading.main_thread():
-            self._former = signal.signal(signal.SIGTERM, self._ask)
+        """Listens to the signals, if this is the main thread. Without an agent, Ctrl-C is the script's."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for one in _LEAVE if worker.available() else _LEAVE[:1]:
+            former = signal.getsignal(one)
+            if one == signal.SIGTERM or former in (signal.SIG_DFL, signal.default_int_handler):
+                self._former[one] = signal.signal(one, self._ask)
 
     def end(self) -> None:
-        """Restores the script's own handler."""
-        if self._former is not None:
-            signal.signal(signal.SIGTERM, self._former)
+        """Restores the script's own handlers."""
+        for one, former in self._former.items():
+            signal.signal(one, former)
+        self._former.clear()
+
+    def leave(self) -> NoReturn:
+        """Ends this worker as one that was asked to."""
+        sys.exit(self._code)
+
+    def next_batch(self, batches: Iterator[Any]) -> Any:
+        """The next batch of a loader. None if this worker is asked to leave, and the loader's own processes have got the
+        same signal."""
+        self._reading = not self._reader_lost
+        try:
+            return next(batches) if self._reading else None
+        except RuntimeError as error:
+            # So PyTorch's messages begin: it has no class for them.
+            if not str(error).startswith("DataLoader worker") or not self._asked_within(_SPREAD):
+                raise
+            return None
+        finally:
+            self._reading = False
+
+    def _asked_within(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not self.asked and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.asked
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             # A DataLoader's worker has inherited this.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
             return
-        self.asked = True
+        if not self.asked:
+            self.asked, self._code = True, 128 + number
+            self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._child_ended)
         if self.phase in (Phase.STARTING, Phase.BETWEEN):
-            sys.exit(STOPPED)
+            self.leave()
+
+    def _child_ended(self, number: int, frame: FrameType | None) -> None:
+        """PyTorch's handler raises, wherever this thread is, if a process of a DataLoader has ended by a signal. Who
+        signals a process group ends these, too; that must not keep this worker from its save."""
+        former = self._former[signal.SIGCHLD]
+        if not callable(former):
+            return
+        try:
+            former(number, frame)
+        except RuntimeError:
+            self._reader_lost = True
+            if self._reading:
+                raise
 
 
 class Membership:
@@ -189,7 +240,7 @@ class Membership:
         if self.departure.phase is not Phase.STARTING:
             self.departure.phase = Phase.LEAVING
             self._disk.save_alone(self.place)
-        sys.exit(STOPPED)
+        self.departure.leave()
 
     def _round_forms(self, round_: int, reason: str) -> None:
         until = time.monotonic() + min(worker.quiesce_time() / 2, max(1.0, 3 * self.longest_step))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from .checkpoints import Folder
 from .disk import Disk
 from .gradients import Gradients
 from .group import GroupLost
-from .membership import STOPPED, Membership
+from .membership import Membership
 from .nccl import Nccl
 from .ordered import OrderedGradients
 from .replica import Replica
@@ -210,8 +209,12 @@ class Session:
         for size in step.batches:
             self._training.seed_for(place)
             place += size
+            batch = self._members.departure.next_batch(batches)
+            if batch is None:
+                step.lost = "this worker is asked to leave, and so were the processes that read its batches"
+                return
             step.turn = _Turn.BACKWARD
-            yield next(batches)
+            yield batch
             if step.turn is not _Turn.NEXT_BATCH:
                 raise RuntimeError("call session.backward(loss) and then session.step() for each batch")
             if step.lost is not None:
@@ -286,7 +289,7 @@ class Session:
                 # The others may be asked to leave in the next moment, and then no worker has the state.
                 self._disk.save_by_rank_0(self._members.place)
             if self._members.departure.asked:
-                sys.exit(STOPPED)
+                self._members.departure.leave()
         self._next_group(lost)
         return True
 

@@ -124,6 +124,21 @@ async fn a_node_that_leaves_while_a_newcomer_joins_saves_what_only_it_has() {
 }
 
 #[tokio::test]
+async fn a_session_whose_loader_has_processes_saves_its_last_step() {
+    let Some(torch) = Torch::find() else { return };
+    let job = Job::on_etcd("1").await.script(&torch, SCRIPT, &["stateful"]);
+    std::fs::create_dir(job.path("checkpoints")).unwrap();
+    let mut a = job.start("a");
+    works(&job, "applied", 1, 1).await;
+    a.signal(Signal::TERM);
+    assert_eq!(a.exit(LIMIT).await, LEFT);
+    let done = last_step(&lines(&job), 1) + 1;
+    let saved = job.record("checkpoint").await.unwrap()["step"].as_u64().unwrap();
+    // A step whose samples it had named may be the one that could not be done.
+    assert!((done - 1..=done).contains(&saved), "{saved}, and {done} steps were begun");
+}
+
+#[tokio::test]
 async fn a_session_continues_from_the_agents_memory_when_all_die() {
     let Some(torch) = Torch::find() else { return };
     let job = Job::on_etcd("2").await.flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
@@ -219,6 +234,12 @@ fn a_rank_that_dies_in_the_midst_of_sending_is_not_waited_for() {
 fn what_moves_slowly_between_ranks_is_waited_for() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "sends_slowly.py", &[]);
+}
+
+#[test]
+fn a_worker_with_a_loader_saves_whichever_processes_a_signal_ends() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "leaves_with_a_loader.py", &[]);
 }
 
 #[test]
