@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ from .disk import Disk
 from .group import Group, GroupLost
 from .keeper import say
 from .nccl import Nccl
+from .operations import Errand
 from .replica import Replica
 from .state import Training
 
@@ -197,6 +198,19 @@ class Membership:
         """Waits until every rank has done the last step: one that has not needs the state of another."""
         self.group.gather(self._training.step_number)
 
+    def while_others_wait(self, call: Callable[[], Any] | None) -> Any:
+        """Does what takes this rank long, such as to write a file; None where another rank does. All ranks call this, and
+        it returns on all when each is done. Also where the group is lost, the call has ended when this ends: it may use
+        the state."""
+        if self.group.size == 1:
+            return call and call()
+        errand = Errand(call) if call else None
+        try:
+            self.group.finish_with_all([errand] if errand else [])
+        finally:
+            returned = errand and errand.result()
+        return returned
+
     def _enter(self, place: dict[str, Any]) -> None:
         """Joins the ranks of a round, and comes to one state with them."""
         if self.departure.phase is Phase.BETWEEN:
@@ -220,8 +234,12 @@ class Membership:
         offers = [[Offer(one - 1)] if one else [] for one in group.gather(mine)]
         choice = choose(offers, checkpoint["step"] if checkpoint else None)
         self._wait_for_newer(choice.step)
-        if choice.source == "checkpoint" and group.rank == 0:
-            self._disk.load(checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh))
+        if choice.source == "checkpoint":
+            read = lambda: checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh)  # noqa: E731
+            value = self.while_others_wait(read if group.rank == 0 else None)
+            if group.rank == 0:
+                self._disk.load(value)
+            self._disk.is_saved(choice.step)
         return state.share(group, self._training, choice.holders or (0,), mesh)
 
     def _wait_for_newer(self, newest: int) -> None:

@@ -87,6 +87,40 @@ class Passage:
         self._given_up = True
 
 
+class Errand:
+    """What this rank does by itself, in a thread, while the others wait for it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._ended, self._returned, self._error = threading.Event(), None, None
+        threading.Thread(target=self._run, args=(call,), name="elastic-session-errand", daemon=True).start()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended.is_set()
+
+    def _run(self, call: Callable[[], Any]) -> None:
+        try:
+            self._returned = call()
+        except Exception as error:  # noqa: BLE001: `result` raises it.
+            self._error = error
+        self._ended.set()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Waits for its end, up to `seconds`. Returns whether it ended."""
+        return self._ended.wait(seconds)
+
+    def give_up(self) -> None:
+        """It ends by itself."""
+
+    def result(self) -> Any:
+        """Waits for its end. Returns what it returned, or raises what it raised."""
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self._returned
+
+
 def _pieces(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     for tensor in tensors:
         if tensor.numel():

@@ -85,9 +85,9 @@ class Session:
     - on_group: called with the session in each group, before its first step, when all ranks have one state: for example
       to set the learning rate by `world_size`, if the sampler has a `rank_batch`.
     - checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
-      steps, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write, unless
-      there are snapshots: these are written during training. Of a sharded model each rank of the first node writes its
-      part, in the layout of torch.distributed.checkpoint.
+      steps, after the last one, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for
+      the write, unless there are snapshots: these are written during training. Of a sharded model each rank of the first
+      node writes its part, in the layout of torch.distributed.checkpoint.
     - snapshot_every: the state is copied into the agent's memory after this many steps, during the next one. If all
       workers die and an agent lives, training resumes from it.
     - seed: torch's random numbers for a batch depend only on it, the step, and the batch's place among the step's
@@ -283,11 +283,12 @@ class Session:
         lost, (changing, leaving) = self._step.lost, self._step.votes
         if lost is None:
             if leaving == 0 and changing == 0:
-                self._disk.save_if_due(self._members.place)
-                return False
-            if leaving:
+                lost = self._save_together() if self._disk.due() else None
+                if lost is None:
+                    return False
+            elif leaving and (save := self._disk.save(self._members.place)):
                 # The others may be asked to leave in the next moment, and then no worker has the state.
-                self._disk.save_by_rank_0(self._members.place)
+                save()
             if self._members.departure.asked:
                 self._members.departure.leave()
         self._next_group(lost)
@@ -303,13 +304,25 @@ class Session:
         if self._on_group is not None:
             self._on_group(self)
 
+    def _save_together(self) -> str | None:
+        """Has rank 0 write a checkpoint, however long that takes. Returns why the group was lost, if it was."""
+        save = self._disk.save(self._members.place)
+        try:
+            self._replica.together(lambda: self._members.while_others_wait(save))
+        except GroupLost as lost:
+            return str(lost)
+        return None
+
     def _finish_together(self) -> None:
+        """The last step is done on all ranks, and saved. A worker that starts later has no more to do then."""
         while True:
             try:
                 self._replica.together(self._members.meet_at_the_end)
-                return
+                why = self._save_together()
             except GroupLost as lost:
                 why = str(lost)
+            if why is None:
+                return
             self._next_group(why)
 
 

@@ -237,6 +237,12 @@ fn what_moves_slowly_between_ranks_is_waited_for() {
 }
 
 #[test]
+fn a_slow_disk_ends_no_group_and_the_last_step_is_saved() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "saves_slowly.py", &[]);
+}
+
+#[test]
 fn a_worker_with_a_loader_saves_whichever_processes_a_signal_ends() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "leaves_with_a_loader.py", &[]);
