@@ -1,6 +1,7 @@
 """A worker whose DataLoader has processes is asked to leave. Whichever processes get the signal too, and whenever they
 end, the worker saves its last step. What an agent says is simulated."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -39,7 +40,7 @@ def end_children_in_the_save(write=checkpoints.write):
     checkpoints.write = slow
 
 
-def train(folder, ready, reads_slowly):
+def train(folder, ready, reads_slowly, aside):
     os.setpgid(0, 0)
     ranks.Agent(0, 0, 1, 1)
     worker.commit_checkpoint = lambda *_, **__: None
@@ -55,15 +56,17 @@ def train(folder, ready, reads_slowly):
     loader = DataLoader(data, batch_sampler=sampler, num_workers=2, collate_fn=collate)
     with elastic.Session(model, optimizer, sampler, checkpoint_dir=folder, checkpoint_every=10**6) as session:
         for inputs, labels in session.steps(loader, epochs=1000):
-            if session.step_number == 5:
-                os.write(ready, b"x")
             time.sleep(0.02)
             session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
             session.step()
             os.pwrite(ready_steps, str(session.step_number).encode().ljust(9), 0)
+            if session.step_number == 5:
+                with session.aside() if aside else contextlib.nullcontext():
+                    os.write(ready, b"x")
+                    time.sleep(60 if aside else 0)
 
 
-def saves(number, to_group, in_save=False, reads_slowly=0.0):
+def saves(number, to_group, in_save=False, reads_slowly=0.0, aside=False):
     """How a worker ends that gets this signal."""
     global ready_steps
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as steps:
@@ -74,7 +77,7 @@ def saves(number, to_group, in_save=False, reads_slowly=0.0):
             if in_save:
                 end_children_in_the_save()
             try:
-                train(folder, ready, reads_slowly)
+                train(folder, ready, reads_slowly, aside)
             except SystemExit as end:
                 os._exit(end.code)
             except BaseException as error:
@@ -92,7 +95,7 @@ def saves(number, to_group, in_save=False, reads_slowly=0.0):
             time.sleep(0.01)
         if status is None:
             os.killpg(pid, signal.SIGKILL)
-        told = (number, to_group, in_save, reads_slowly)
+        told = (number, to_group, in_save, reads_slowly, aside)
         assert status == 128 + number, (told, status)
         saved = [torch.load(one)["step"] for one in folder.glob("*.pt")]
         assert saved == [int(os.pread(ready_steps, 9, 0))], (told, saved)
@@ -103,5 +106,6 @@ if __name__ == "__main__":
     saves(signal.SIGTERM, to_group=True)
     saves(signal.SIGTERM, to_group=True, reads_slowly=0.3)
     saves(signal.SIGTERM, to_group=False, in_save=True)
+    saves(signal.SIGTERM, to_group=True, aside=True)
     for other in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         saves(other, to_group=True)

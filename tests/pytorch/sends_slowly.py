@@ -42,7 +42,7 @@ def begins_late(port, number):
 
 
 def moves_slowly(port, number):
-    """Each piece has a limit of its own; and who is done waits for the others as long as they are at work."""
+    """Each piece has a limit of its own; and who is done waits for the others while these work."""
     group, got = joined(port, number, 2, LIMIT), [torch.zeros(1000) for _ in range(PIECES)]
     began = time.monotonic()
     works = []

@@ -45,8 +45,8 @@ class elastic_launch:
     running script or, with `cloudpickle`, of a notebook; or the path of a program.
 
     The call returns what the function returned on this node's workers, by global rank (None for a program). It raises
-    LaunchError if the job fails. Ctrl-C, a notebook's interrupt or the end of this process stops the job's node. Variables
-    `PET_*` count for a command line, not here.
+    LaunchError if the job fails. Ctrl-C, a notebook's interrupt or the end of this process stops the job's node. `PET_*`
+    variables count for a command line, not here.
     """
 
     def __init__(self, config: Any, entrypoint: Callable[..., Any] | str) -> None:

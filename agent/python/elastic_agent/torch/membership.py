@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 
 from .. import worker
 from . import checkpoints, state
+from .aside import Aside
 from .choice import Offer, choose
 from .disk import Disk
 from .group import Group, GroupLost
@@ -85,9 +87,9 @@ class Departure:
         self._reading = not self._reader_lost
         try:
             return next(batches) if self._reading else None
-        except RuntimeError as error:
-            # So PyTorch's messages begin: it has no class for them.
-            if not str(error).startswith("DataLoader worker") or not self._asked_within(_SPREAD):
+        except (RuntimeError, OSError, EOFError):
+            # PyTorch's own complaint, or that of a pipe whose other end is gone.
+            if not self._asked_within(_SPREAD):
                 raise
             return None
         finally:
@@ -155,13 +157,7 @@ class Membership:
                 "WORLD_SIZE is set, but elastic-agent has not started this process: start it by elastic-agent, or by "
                 "itself"
             )
-        try:
-            self._enter(place)
-            return
-        except GroupLost as error:
-            # Not the error itself: its frames would keep the connections.
-            lost = str(error)
-        self.enter_next(lost)
+        self._enter_or_next(place, "")
 
     def enter_next(self, lost: str | None) -> None:
         """Leaves the group, and enters the next round's. lost: why the group is broken, if it is."""
@@ -174,10 +170,7 @@ class Membership:
             try:
                 if self.departure.phase is Phase.IN_GROUP:
                     self.departure.phase = Phase.BETWEEN
-                if not worker.forms_within(self._loss_timeout):
-                    worker.request_round(f"its group is broken: {lost or 'a change that did not come'}")
-                # The agent bounds this wait: by join_timeout, and its own end.
-                place = worker.quiesce(self._training.step_number)
+                place = self._next_place(lost)
             except SystemExit:
                 self._leave()
             except worker.AgentError as error:
@@ -187,6 +180,54 @@ class Membership:
                 return
             except GroupLost as error:
                 lost = str(error)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """While the script does something else than steps, on all ranks: keeps this worker's place. In the end all ranks
+        are there again, perhaps in another group."""
+        if not worker.available():
+            yield
+            return
+        # A signal to leave has nothing to wait for.
+        self.departure.phase = Phase.BETWEEN
+        aside = Aside(self.group, self._next_place)
+        try:
+            if self.departure.asked:
+                self.departure.leave()
+            yield
+            aside.end()
+        except SystemExit:
+            self.leave_group()
+            if self.departure.asked:
+                self._leave()
+            raise
+        finally:
+            aside.give_up()
+        try:
+            self._replica.together(aside.outcome)
+            self.departure.phase = Phase.IN_GROUP
+            return
+        except GroupLost as error:
+            lost = str(error)
+        self._enter_or_next(aside.place, lost)
+
+    def _enter_or_next(self, place: dict[str, Any] | None, lost: str) -> None:
+        self.leave_group()
+        try:
+            if place is not None:
+                self._enter(place)
+                return
+        except GroupLost as error:
+            # Not the error itself: its frames would keep the connections.
+            lost = str(error)
+        self.enter_next(lost)
+
+    def _next_place(self, lost: str | None) -> dict[str, Any]:
+        """Comes to rest, and waits for this worker's place in the next round."""
+        if not worker.forms_within(self._loss_timeout):
+            worker.request_round(f"its group is broken: {lost or 'a change that did not come'}")
+        # The agent bounds this wait: by join_timeout, and its own end.
+        return worker.quiesce(self._training.step_number)
 
     def leave_group(self) -> None:
         """Leaves the group, if there is one."""

@@ -10,6 +10,7 @@ Rounds are in membership.py, what steps change in state.py, and what outlives th
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import pathlib
@@ -27,6 +28,7 @@ from .checkpoints import Folder
 from .disk import Disk
 from .gradients import Gradients
 from .group import GroupLost
+from .keeper import say
 from .membership import Membership
 from .nccl import Nccl
 from .ordered import OrderedGradients
@@ -58,6 +60,21 @@ class _Step:
     votes: tuple[int, int] = (0, 0)
     # Why the group was lost. The step is then done again in the next one.
     lost: str | None = None
+    # Whether this rank has entered another group since.
+    moved: bool = False
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of `Session.epochs`."""
+
+    # Counted from 0.
+    number: int
+    _session: Session
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """This rank's batches of the epoch that are not done yet, as `Session.steps` gives them."""
+        return self._session.steps(loader, epochs=self.number + 1)
 
 
 class Session:
@@ -81,7 +98,7 @@ class Session:
 
     The arguments are the same on every rank. All ranks begin with the parameters of rank 0.
 
-    - scheduler: a learning rate scheduler; it advances with each step.
+    - scheduler: a learning rate scheduler. It advances with each step, or with `scheduler_per="epoch"` with each epoch.
     - on_group: called with the session in each group, before its first step, when all ranks have one state: for example
       to set the learning rate by `world_size`, if the sampler has a `rank_batch`.
     - checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
@@ -109,6 +126,7 @@ class Session:
         sampler: ElasticBatchSampler,
         *,
         scheduler: Any = None,
+        scheduler_per: str = "step",
         on_group: Callable[[Session], None] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
@@ -122,7 +140,9 @@ class Session:
     ) -> None:
         if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
+        _check(model)
         self._replica = replica = Replica(model)
+        _no_group_beside(replica)
         _fit(sampler, replica, same_bits)
         folder = None
         if checkpoint_dir is not None:
@@ -130,7 +150,7 @@ class Session:
             folder = Folder(path, checkpoint_every, keep_checkpoints, operation_timeout, replica.word)
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self._on_group = on_group
-        self._training = Training(model, optimizer, sampler, scheduler, seed)
+        self._training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per)
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.parameters())
         self._disk = Disk(self._training, replica, folder, snapshot_every, operation_timeout)
         nccl = Nccl(list(model.parameters()), backend)
@@ -191,9 +211,14 @@ class Session:
         """
         if getattr(loader, "batch_sampler", None) is not self.sampler:
             raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
+        if self.sampler.epoch >= epochs:
+            say(
+                f"session.steps(…, epochs={epochs}) has nothing to do: {self.sampler.epoch} epochs of this training are "
+                "done, and all of them count. A loop by epochs is `for epoch in session.epochs(…)`"
+            )
         while self.sampler.epoch < epochs:
-            # The loader draws a number from which its processes seed themselves.
-            self._training.seed_for("loader")
+            # The loader draws a number from which its processes seed themselves: those of each rank otherwise.
+            self._training.seed_for(f"loader {self.sampler.first_place()}")
             epoch, batches = self.sampler.epoch, iter(loader)
             while self.sampler.epoch == epoch:
                 began = time.monotonic()
@@ -202,6 +227,23 @@ class Session:
                     # Batches that were read ahead are another place's.
                     break
                 self._members.longest_step = max(0.9 * self._members.longest_step, time.monotonic() - began)
+
+    def epochs(self, count: int) -> Iterator[Epoch]:
+        """The epochs that are left of `count`: for what a script does once an epoch. A worker that comes later begins
+        with the one under way.
+
+        ::
+
+            for epoch in session.epochs(10):
+                for images, labels in epoch.batches(loader):
+                    session.backward(loss_of(model(images), labels))
+                    session.step()
+        """
+        while self.epoch < count:
+            number = self.epoch
+            yield Epoch(number, self)
+            if self.epoch == number:
+                raise RuntimeError("an epoch ends when all its steps are done: `for batch in epoch.batches(loader)`")
 
     def _batches_of_a_step(self, batches: Iterator[Any]) -> Iterator[Any]:
         place = self.sampler.first_place()
@@ -237,6 +279,21 @@ class Session:
             step.loss = loss.detach()
             step.done += 1
 
+    @property
+    def step_is_complete(self) -> bool:
+        """Whether the gradient of the whole step, over all ranks, is in the parameters: from `backward` of its last batch
+        to `step`."""
+        step = self._step
+        return step.turn is _Turn.STEP and step.lost is None and step.done == len(step.batches)
+
+    def clip(self, max_norm: float) -> torch.Tensor | None:
+        """Between `backward` and `step`: scales the gradient of a whole step down to a norm of `max_norm` at most, and
+        returns what its norm was. After a batch that is not the step's last, it does nothing and returns None: to clip a
+        part of the gradient would make the result depend on the number of ranks."""
+        if not self.step_is_complete:
+            return None
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+
     def step(self) -> bool:
         """Applies the step, if this was its last batch. Returns whether it was applied: not for an earlier batch, and not
         if a peer is gone; then the step is done again in the next group."""
@@ -251,6 +308,29 @@ class Session:
         self._disk.take_snapshot(self._members.place)
         worker.report_progress(self.step_number, epoch=self.epoch, loss=self._newest_loss())
         return True
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around what a script does between two steps and that takes long, such as an evaluation or a test: rounds form
+        meanwhile, and no other rank takes this one for lost.
+
+        ::
+
+            with session.aside():
+                accuracy = evaluate(model)
+
+        Every rank enters it after the same step; what is done inside may be another on each. It changes nothing that a
+        step changes. At its end all ranks wait for each other.
+        """
+        if self._step.lost is None and self._step.done < len(self._step.batches):
+            raise RuntimeError("session.aside is for what is done between two steps, after session.step")
+        group = self._members.group
+        with self._members.aside():
+            yield
+        if self._members.group is not group:
+            self._gradients.clear()
+            self._step = _Step([], moved=True)
+            self._tell_group()
 
     def _add(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -281,6 +361,8 @@ class Session:
     def _changes(self) -> bool:
         """After a step: enters the next group if this one changes. Returns whether it did."""
         lost, (changing, leaving) = self._step.lost, self._step.votes
+        if self._step.moved:
+            return True
         if lost is None:
             if leaving == 0 and changing == 0:
                 lost = self._save_together() if self._disk.due() else None
@@ -324,6 +406,22 @@ class Session:
             if why is None:
                 return
             self._next_group(why)
+
+
+def _check(model: torch.nn.Module) -> None:
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            "the model is wrapped in DistributedDataParallel, which would sum its gradients a second time, over a group "
+            "that ends with its first lost worker: pass the model inside, such as model.module"
+        )
+
+
+def _no_group_beside(replica: Replica) -> None:
+    if replica.mesh is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise ValueError(
+            "torch.distributed.init_process_group has made a group of this job's workers. It ends with the first worker "
+            "that is lost, and no later worker can join it: leave it out, a session has groups of its own"
+        )
 
 
 def _fit(sampler: ElasticBatchSampler, replica: Replica, same_bits: bool) -> None:

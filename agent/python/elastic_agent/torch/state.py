@@ -24,8 +24,13 @@ class Training:
         sampler: ElasticBatchSampler,
         scheduler: Any = None,
         seed: int | None = None,
+        scheduler_per: str = "step",
     ) -> None:
-        """seed: the script's. Without one rank 0's is part of the state."""
+        """seed: the script's. Without one rank 0's is part of the state. scheduler_per: "step" or "epoch". Raises
+        ValueError for another word."""
+        if scheduler_per not in ("step", "epoch"):
+            raise ValueError(f'scheduler_per is "step" or "epoch", not {scheduler_per!r}')
+        self._by_epoch = scheduler_per == "epoch"
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self.step_number = 0
         self._given, self.seed = seed is not None, torch.initial_seed() if seed is None else seed
@@ -40,9 +45,10 @@ class Training:
     def apply(self) -> None:
         """Does the step whose gradient is in the parameters."""
         self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
+        epoch = self.sampler.epoch
         self.sampler.advance()
+        if self.scheduler is not None and (not self._by_epoch or self.sampler.epoch > epoch):
+            self.scheduler.step()
         self.step_number += 1
 
     def value(self) -> dict[str, Any]:
