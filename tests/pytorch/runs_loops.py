@@ -3,9 +3,13 @@ gradient in several batches, with augmentation in a loader's processes; and what
 simulated."""
 
 import contextlib
+import copy
 import io
+import pathlib
 import sys
+import tempfile
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
@@ -78,6 +82,72 @@ def rank(port, number):
     assert torch.allclose(both, one, rtol=1e-9), (both, one)
 
 
+def trained_later(more):
+    """One layer is unfrozen when the session has begun."""
+    _, _, dataset, sampler = built(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2).double(), more.requires_grad_(False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with elastic.Session(model, optimizer, sampler) as session:
+        for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler)):
+            if session.step_number == 2:
+                more.requires_grad_(True)
+            session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
+            session.step()
+
+
+class Holds:
+    """A scheduler of the script's own, whose state is one value."""
+
+    def __init__(self, of):
+        self.of = of
+
+    def step(self):
+        pass
+
+    def state_dict(self):
+        return {"of": self.of}
+
+    def load_state_dict(self, state):
+        self.of = state["of"]
+
+
+def values(value, folder=None):
+    """What a checkpoint gives back of a state that has NumPy's numbers and this value."""
+    model, optimizer, dataset, sampler = built(0)
+    optimizer.param_groups[0]["lr"] = numpy.float64(0.5)
+    with elastic.Session(model, optimizer, sampler, scheduler=Holds(value), checkpoint_dir=folder) as session:
+        for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler)):
+            session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
+            session.step()
+
+
+def read_again():
+    with tempfile.TemporaryDirectory() as name:
+        values({3, "a"}, name)
+        (path,) = pathlib.Path(name).glob("*.pt")
+        state = torch.load(path, weights_only=True)
+    assert state["scheduler"]["of"] == {3, "a"} and state["optimizer"]["param_groups"][0]["lr"] == 0.5, state
+
+
+def warms_up():
+    """A first pass of a model leaves nothing behind."""
+    torch.manual_seed(1)
+    layers = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 2)
+    model, inputs = torch.nn.Sequential(*layers), torch.randn(8, 4)
+    session = elastic.Session(model, torch.optim.SGD(model.parameters()), elastic.ElasticBatchSampler(SAMPLES, BATCH))
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    passes = []
+
+    def loss():
+        passes.append(model(inputs).sum())
+        return passes[-1]
+
+    session.warm_up(loss)
+    assert len(passes) == 1 and all(one.grad is None for one in model.parameters())
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
 def refusals():
     model, optimizer, dataset, sampler = built(0)
     told = io.StringIO()
@@ -88,6 +158,16 @@ def refusals():
                 session.step()
     assert "has nothing to do: 1 epochs" in told.getvalue(), told.getvalue()
     ranks.refused("scheduler_per", lambda: elastic.Session(model, optimizer, sampler, scheduler_per="week"))
+    more = torch.nn.Linear(2, 2).double()
+    both = torch.optim.SGD([*model.parameters(), *more.parameters()])
+    ranks.refused("parameter of shape (2, 2)", lambda: elastic.Session(model, both, sampler))
+    ranks.refused("parameter of shape (2, 2)", lambda: trained_later(more))
+    try:
+        values(pathlib.Path("here"))
+    except TypeError as error:
+        assert "state['scheduler']['of']" in str(error) and "Path" in str(error), error
+    else:
+        raise AssertionError("a state that cannot be sent was not refused")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
     ranks.refused("wrapped in DistributedDataParallel", lambda: elastic.Session(wrapped, optimizer, sampler))
@@ -100,5 +180,7 @@ if __name__ == "__main__":
     of_both = drawn[drawn > 0]
     assert len(of_both) == SAMPLES == len(set(of_both.tolist())), "two samples of a step have the same random number"
     ranks.alone()
+    read_again()
+    warms_up()
     refusals()
     sys.stdout.flush()

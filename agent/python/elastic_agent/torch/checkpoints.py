@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import worker
-from . import dcp, files
+from . import dcp, files, tree
 from .boxes import Layout
 
 
@@ -87,6 +87,7 @@ def name_of(step: int, round_: int, note: str = "") -> str:
 def write(path: pathlib.Path, state: Any) -> str:
     """Writes a whole state to a file, durably. Returns the file's digest. What writers of older steps have left
     unfinished goes first: a rank that was killed cannot remove it."""
+    state = tree.plain(state)
     for left in path.parent.glob(f"step-*-round-*.pt{files.PART}"):
         if _step_in(left) < _step_in(path):
             left.unlink(missing_ok=True)

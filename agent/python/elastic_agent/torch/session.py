@@ -24,9 +24,10 @@ import torch
 
 from .. import worker
 from ..batches import ElasticBatchSampler
+from . import tree
 from .checkpoints import Folder
 from .disk import Disk
-from .gradients import Gradients
+from .gradients import Gradients, refuse_others
 from .group import GroupLost
 from .keeper import say
 from .membership import Membership
@@ -153,10 +154,13 @@ class Session:
         self._training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per)
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.parameters())
         self._disk = Disk(self._training, replica, folder, snapshot_every, operation_timeout)
+        self._trained = {one for one in model.parameters() if one.requires_grad}
+        refuse_others(optimizer, self._trained)
         nccl = Nccl(list(model.parameters()), backend)
         self._members = Membership(self._training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
         self._step = _Step([])
         self._loss_read = -_LOSS_EVERY
+        self._first = True
 
     @property
     def step_number(self) -> int:
@@ -178,6 +182,25 @@ class Session:
         """The number of ranks in the round under way."""
         return self._members.place["world_size"]
 
+    def warm_up(self, loss: Callable[[], torch.Tensor]) -> None:
+        """Before the `with`: computes a loss and its gradient, as a step will, while no other rank waits for this one.
+        So `torch.compile` compiles, and CUDA starts. Buffers and random numbers are then as before, and no gradient is
+        left.
+
+        ::
+
+            session = elastic.Session(model, optimizer, sampler)
+            session.warm_up(lambda: loss_of(model(images), labels))
+            with session:
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        with torch.random.fork_rng():
+            loss().backward()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        self._gradients.clear()
+
     def __enter__(self) -> Session:
         self._members.departure.begin()
         try:
@@ -186,6 +209,8 @@ class Session:
             # SIGTERM, perhaps: the end of this process must not wait for the group.
             self._members.leave_group()
             raise
+        # Not when the first newcomer is to get it, or the first checkpoint is read.
+        tree.take_apart(self._training.value())
         self._tell_group()
         return self
 
@@ -304,6 +329,10 @@ class Session:
         if step.lost is not None or step.done < len(step.batches):
             return False
         self._training.apply()
+        if self._first:
+            # Optimizers have a state now.
+            tree.take_apart(self._training.value())
+            self._first = False
         self._gradients.clear()
         self._disk.take_snapshot(self._members.place)
         worker.report_progress(self.step_number, epoch=self.epoch, loss=self._newest_loss())
@@ -341,6 +370,7 @@ class Session:
 
         def summed() -> tuple[int, int]:
             changing, leaving = worker.forming() is not None, self._members.departure.asked
+            refuse_others(self.optimizer, self._trained)
             self._gradients.sum_over(self._members.group, changing=changing, leaving=leaving)
             self._add(loss)
             self._disk.copied()
