@@ -165,7 +165,8 @@ def refuse_others(optimizer: torch.optim.Optimizer, trained: set[torch.nn.Parame
                 raise ValueError(
                     f"the optimizer has a parameter of shape {tuple(parameter.shape)} that needs a gradient, and that "
                     "the session's model did not have, or had frozen, when the session was made: give the session a "
-                    "model that holds all that is trained, such as torch.nn.ModuleList([model, criterion]), and unfreeze before"
+                    "model that holds all that is trained, such as torch.nn.ModuleList([model, criterion]), and "
+                    "unfreeze before"
                 )
 
 
