@@ -1,5 +1,5 @@
 """A disk that takes longer than an exchange between ranks may take ends no group: neither where a checkpoint is written
-nor where it is read. The last step is on disk when the session ends, so that a worker that starts later has nothing to
+nor where it is read. Nor does what one rank does aside. The last step is on disk when the session ends, so that a worker that starts later has nothing to
 do. What an agent says is simulated."""
 
 import pathlib
@@ -40,6 +40,10 @@ def train(number, folder):
         for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler)):
             session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
             done += session.step()
+            if done == 2:
+                with session.aside():
+                    # Another rank's evaluation is shorter.
+                    time.sleep(SLOW * number)
     return done, session._members.place
 
 

@@ -77,6 +77,7 @@ class Group:
             # Sockets that any thread opened during that wait are not gloo's.
             self._others = set(_sockets())
             self._connect(store, outdated)
+            self._keep_only_gloos()
             communicator = nccl.connect(self, timeout=timeout, outdated=outdated) if nccl else None
             with self._lock:
                 self._nccl = communicator
@@ -116,6 +117,20 @@ class Group:
             raise errors.pop()
         if self._lost:
             raise GroupLost("the next round is forming")
+
+    def _keep_only_gloos(self) -> None:
+        """Lets go of sockets that the script opened while gloo connected: gloo's are those of its listener here, and those
+        to a peer's."""
+        own = {inode: ports for inode, fd in self._joined.items() if (ports := _ports(fd))}
+        listening = {here for here, there in own.values() if there is None}
+        # With several network interfaces there are several.
+        listeners = self.gather(listening.pop() if len(listening) == 1 else 0)
+        if 0 in listeners:
+            return
+        mine, theirs = listeners[self.rank], set(listeners)
+        gloos = {inode for inode, (here, there) in own.items() if here == mine or there in theirs}
+        with self._lock:
+            self._joined = {inode: fd for inode, fd in self._joined.items() if inode in gloos}
 
     def start_sum(self, tensor: torch.Tensor) -> Any:
         """Begins to sum `tensor` over the ranks, in place. `finish` takes what this returns, and waits."""
@@ -276,6 +291,18 @@ def _sockets() -> dict[int, int]:
         if link.startswith("socket:["):
             found[int(link[len("socket:[") : -1])] = int(name)
     return found
+
+
+def _ports(fd: int) -> tuple[int, int | None] | None:
+    """The ports of a connection, here and there; there is None of a socket that listens. None for other sockets."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as one:
+            if one.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            return one.getsockname()[1], None if listens else one.getpeername()[1]
+    except OSError:
+        return None  # It is closed, or not connected.
 
 
 def _shut_down(fd: int, inode: int) -> None:

@@ -74,7 +74,8 @@ class Departure:
     def end(self) -> None:
         """Restores the script's own handlers."""
         for one, former in self._former.items():
-            signal.signal(one, former)
+            if former is not None:
+                signal.signal(one, former)
         self._former.clear()
 
     def leave(self) -> NoReturn:

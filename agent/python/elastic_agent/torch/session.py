@@ -16,7 +16,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -63,6 +63,8 @@ class _Step:
     lost: str | None = None
     # Whether this rank has entered another group since.
     moved: bool = False
+    # When it began. What a script does aside does not count.
+    began: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -246,12 +248,11 @@ class Session:
             self._training.seed_for(f"loader {self.sampler.first_place()}")
             epoch, batches = self.sampler.epoch, iter(loader)
             while self.sampler.epoch == epoch:
-                began = time.monotonic()
                 yield from self._batches_of_a_step(batches)
                 if self._changes():
                     # Batches that were read ahead are another place's.
                     break
-                self._members.longest_step = max(0.9 * self._members.longest_step, time.monotonic() - began)
+                self._members.longest_step = max(0.9 * self._members.longest_step, time.monotonic() - self._step.began)
 
     def epochs(self, count: int) -> Iterator[Epoch]:
         """The epochs that are left of `count`: for what a script does once an epoch. A worker that comes later begins
@@ -353,9 +354,10 @@ class Session:
         """
         if self._step.lost is None and self._step.done < len(self._step.batches):
             raise RuntimeError("session.aside is for what is done between two steps, after session.step")
-        group = self._members.group
+        group, entered = self._members.group, time.monotonic()
         with self._members.aside():
             yield
+        self._step.began += time.monotonic() - entered
         if self._members.group is not group:
             self._gradients.clear()
             self._step = _Step([], moved=True)
