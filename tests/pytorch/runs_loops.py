@@ -156,7 +156,7 @@ def refusals():
             for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler), epochs=1):
                 session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
                 session.step()
-    assert "has nothing to do: 1 epochs" in told.getvalue(), told.getvalue()
+    assert "has nothing left to do: `epochs=1`" in told.getvalue(), told.getvalue()
     ranks.refused("scheduler_per", lambda: elastic.Session(model, optimizer, sampler, scheduler_per="week"))
     more = torch.nn.Linear(2, 2).double()
     both = torch.optim.SGD([*model.parameters(), *more.parameters()])

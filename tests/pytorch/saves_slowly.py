@@ -1,6 +1,6 @@
 """A disk that takes longer than an exchange between ranks may take ends no group: neither where a checkpoint is written
-nor where it is read. Nor does what one rank does aside. The last step is on disk when the session ends, so that a worker that starts later has nothing to
-do. What an agent says is simulated."""
+nor where it is read. Nor does what one rank does aside. The last step is on disk when the session ends, so that a
+worker that starts later has nothing to do. What an agent says is simulated."""
 
 import pathlib
 import sys

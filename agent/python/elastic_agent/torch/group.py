@@ -119,8 +119,8 @@ class Group:
             raise GroupLost("the next round is forming")
 
     def _keep_only_gloos(self) -> None:
-        """Lets go of sockets that the script opened while gloo connected: gloo's are those of its listener here, and those
-        to a peer's."""
+        """Lets go of sockets that the script opened while gloo connected: gloo's are those of its listener here, and
+        those to a peer's."""
         own = {inode: ports for inode, fd in self._joined.items() if (ports := _ports(fd))}
         listening = {here for here, there in own.values() if there is None}
         # With several network interfaces there are several.

@@ -240,8 +240,8 @@ class Session:
             raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
         if self.sampler.epoch >= epochs:
             say(
-                f"session.steps(…, epochs={epochs}) has nothing to do: {self.sampler.epoch} epochs of this training are "
-                "done, and all of them count. A loop by epochs is `for epoch in session.epochs(…)`"
+                f"session.steps has nothing left to do: `epochs={epochs}` counts all epochs of the training, and "
+                f"{self.sampler.epoch} are done. A loop by epochs is `for epoch in session.epochs(…)`"
             )
         while self.sampler.epoch < epochs:
             # The loader draws a number from which its processes seed themselves: those of each rank otherwise.
