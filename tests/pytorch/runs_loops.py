@@ -69,6 +69,8 @@ def draws(number):
             drawn[number, samples] = numbers
             session.backward(model(torch.ones(1, 4).double()).sum())
             session.step()
+        # The second session of this round has met the other rank at once.
+        assert session._members.place["round"] == 1
 
 
 def rank(port, number):

@@ -32,6 +32,10 @@ _MEETING = datetime.timedelta(seconds=5)
 _STILL_AT_WORK = 1.0
 
 
+# The groups of this process in its newest round, by their names.
+_met: tuple[int, collections.Counter[str]] = 0, collections.Counter()
+
+
 class GroupLost(Exception):
     """The group cannot continue: a peer is gone, or a round is forming. The next round brings another group."""
 
@@ -73,7 +77,7 @@ class Group:
             # The agent serves the store, unless a setting leaves that to the workers.
             serves = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True"
             # Nothing can interrupt gloo while it waits for others: it begins when all are there.
-            store = meet(self._place, self.size, serves=serves, outdated=outdated)
+            store = meet(_once_more(self._place), self.size, serves=serves, outdated=outdated)
             # Sockets that any thread opened during that wait are not gloo's.
             self._others = set(_sockets())
             self._connect(store, outdated)
@@ -261,6 +265,17 @@ class Group:
         except RuntimeError as error:
             self.cut()
             raise GroupLost(str(error).splitlines()[0]) from error
+
+
+def _once_more(place: dict[str, Any]) -> dict[str, Any]:
+    """The place with a name for this meeting: the next session of a script meets the ranks of its round a second time,
+    and must not find what the first one left in the store."""
+    global _met
+    if _met[0] != place["round"]:
+        _met = place["round"], collections.Counter()
+    among = place.get("among", "")
+    _met[1][among] += 1
+    return {**place, "among": f"{among} {_met[1][among]}"}
 
 
 def meet(place: dict[str, Any], size: int, *, serves: bool, outdated: Callable[[], bool]) -> Any:
