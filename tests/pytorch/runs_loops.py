@@ -160,6 +160,14 @@ def refusals():
                 session.step()
     assert "has nothing left to do: `epochs=1`" in told.getvalue(), told.getvalue()
     ranks.refused("scheduler_per", lambda: elastic.Session(model, optimizer, sampler, scheduler_per="week"))
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    ranks.refused("LBFGS", lambda: elastic.Session(model, lbfgs, sampler))
+    for layer, complaint in [
+        (torch.nn.Linear(4, 2, dtype=torch.complex64), "'0.weight' is complex"),
+        (torch.nn.Embedding(4, 2, sparse=True), "'0' would be sparse"),
+    ]:
+        odd = torch.nn.Sequential(layer)
+        ranks.refused(complaint, lambda: elastic.Session(odd, torch.optim.SGD(odd.parameters()), sampler))
     more = torch.nn.Linear(2, 2).double()
     both = torch.optim.SGD([*model.parameters(), *more.parameters()])
     ranks.refused("parameter of shape (2, 2)", lambda: elastic.Session(model, both, sampler))

@@ -143,7 +143,7 @@ class Session:
     ) -> None:
         if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
-        _check(model)
+        _check(model, optimizer)
         self._replica = replica = Replica(model)
         _no_group_beside(replica)
         _fit(sampler, replica, same_bits)
@@ -440,7 +440,16 @@ class Session:
             self._next_group(why)
 
 
-def _check(model: torch.nn.Module) -> None:
+def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError for what would fail at the first step, or train each rank in its own way."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS computes a loss several times in a step: a session computes it once, for all ranks")
+    for name, one in model.named_parameters():
+        if one.is_complex() and one.requires_grad:
+            raise ValueError(f"the parameter {name!r} is complex: keep it as real numbers")
+    for name, one in model.named_modules():
+        if isinstance(one, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and one.sparse:
+            raise ValueError(f"the gradient of {name!r} would be sparse: give the layer sparse=False")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise ValueError(
             "the model is wrapped in DistributedDataParallel, which would sum its gradients a second time, over a group "
