@@ -34,8 +34,8 @@ def finishes(start):
 
 def sends(group, tensor):
     if group.rank == VICTIM:
-        return group.start_send(tensor, 0, 7)
-    return group.start_receive(tensor, VICTIM, 7) if group.rank == 0 else None
+        return group.start_send([tensor], 0)
+    return group.start_receive([tensor], VICTIM) if group.rank == 0 else None
 
 
 def sums_in_flight(group, tensor):

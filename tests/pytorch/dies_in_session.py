@@ -117,16 +117,15 @@ def start_sum(group, tensor, start=Group.start_sum):
     return work
 
 
-def start_send(group, tensor, rank, tag, start=Group.start_send):
-    work = start(group, tensor, rank, tag)
-    if tag >= 2:
-        die_if_ordered("send")
+def start_send(group, tensors, rank, start=Group.start_send):
+    work = start(group, tensors, rank)
+    die_if_ordered("send")
     return work
 
 
-def start_receive(group, tensor, rank, tag, start=Group.start_receive):
-    work = start(group, tensor, rank, tag)
-    if tag >= 4:
+def start_receive(group, tensors, rank, start=Group.start_receive):
+    work = start(group, tensors, rank)
+    if len(tensors) > 1:
         die_if_ordered("receive")
     return work
 

@@ -56,10 +56,33 @@ def a_connection_of_the_scripts_own(port, number):
         one.close()
 
 
+def a_connection_opened_while_gloo_connects(port, number):
+    """What the script opens in that moment is not the group's, either."""
+    place = {"rank": number, "world_size": RANKS, "round": 2 << 20, "master_addr": "127.0.0.1", "master_port": port}
+    opened, connects = [], dist.ProcessGroupGloo
+
+    def connects_slowly(*arguments):
+        gloo = connects(*arguments)
+        opened.append(socket.create_connection(("127.0.0.1", port)))
+        return gloo
+
+    dist.ProcessGroupGloo = connects_slowly
+    group = Group(place)
+    group.join(timeout=30, outdated=lambda: False)
+    dist.ProcessGroupGloo = connects
+    assert group.gather(number) == [0, 1, 2]
+    # Its own it knows: to each peer, and the one that listens.
+    assert len(group._joined) == RANKS, group._joined
+    group.close()
+    opened[0].sendall(b"x")
+    opened[0].close()
+
+
 def rank(port, rounds, seed, number):
     torch.set_num_threads(1)
     choose, lost, slowest = random.Random(seed), 0, 0.0
     a_connection_of_the_scripts_own(port, number)
+    a_connection_opened_while_gloo_connects(port, number)
     before = descriptors(), threads()
     for round_ in range(rounds):
         # Every rank chooses alike.

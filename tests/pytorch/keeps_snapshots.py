@@ -7,6 +7,7 @@ import math
 import mmap
 import os
 import pathlib
+import resource
 import sys
 import tempfile
 import threading
@@ -82,8 +83,8 @@ class States(unittest.TestCase):
             self.assertTrue(equal(dict(back, model=None), dict(torch.load(file, weights_only=True), model=None)))
 
     def test_what_cannot_be_kept_is_named(self):
-        with self.assertRaisesRegex(TypeError, r"state\['a'\]\[1\] is a builtins\.set"):
-            tree.take_apart({"a": [0, {1}]})
+        with self.assertRaisesRegex(TypeError, r"state\['a'\]\[1\] is a builtins\.frozenset"):
+            tree.take_apart({"a": [0, frozenset({1})]})
         with self.assertRaisesRegex(TypeError, r"state\['b'\] is a sparse or quantized tensor"):
             tree.take_apart({"b": torch.eye(2).to_sparse()})
 
@@ -409,6 +410,17 @@ class Folders(unittest.TestCase):
         self.assertTrue(equal(checkpoints.read(committed), self.state))
         with self.assertRaisesRegex(ValueError, "is of a whole model, and this one is sharded"):
             checkpoints.read(committed, Layout((2,), (1,), (0,)))
+
+    def test_a_full_disk_keeps_nothing_of_what_failed(self):
+        folder = checkpoints.Folder(self.folder, every=1, keep=2, timeout=0)
+        killed, at_work = (self.folder / f"step-000000000{name}.pt.part" for name in ("2-round-1", "3-round-1-rank-1"))
+        killed.touch(), at_work.touch()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+        with self.assertRaisesRegex(OSError, "File too large"):
+            checkpoints.save(folder, {"much": torch.zeros(1 << 16)}, 3, 1)
+        self.assertEqual(list(self.folder.iterdir()), [at_work])
 
     def test_names(self):
         with self.assertRaisesRegex(ValueError, "have one name"):

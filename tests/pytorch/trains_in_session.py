@@ -104,6 +104,11 @@ with session:
             session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
             if session.step():
                 harness.trace("applied", step=step, pid=os.getpid(), at=time.monotonic())
+                if harness.is_set(f"aside-{harness.NODE}"):
+                    with session.aside():
+                        tell("aside", session.step_number)
+                        while harness.is_set(f"aside-{harness.NODE}"):
+                            time.sleep(0.01)
             time.sleep(0.02)
     tell("end", session.step_number, sum=sum(float(whole(one).abs().sum()) for one in model.parameters()))
 harness.exit_now()

@@ -26,7 +26,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 class LaunchError(RuntimeError):
-    """The job has failed, or this node could not take part. The message is the job's root cause."""
+    """The job has failed, or this node could not take part. The message is the job's root cause. If a worker has failed,
+    and PyTorch's `ChildFailedError` is imported, it is one of these, too."""
 
 
 class elastic_launch:
@@ -44,7 +45,8 @@ class elastic_launch:
     running script or, with `cloudpickle`, of a notebook; or the path of a program.
 
     The call returns what the function returned on this node's workers, by global rank (None for a program). It raises
-    LaunchError if the job fails. Ctrl-C, a notebook's interrupt or the end of this process stops the job's node.
+    LaunchError if the job fails. Ctrl-C, a notebook's interrupt or the end of this process stops the job's node. `PET_*`
+    variables count for a command line, not here.
     """
 
     def __init__(self, config: Any, entrypoint: Callable[..., Any] | str) -> None:
@@ -62,7 +64,7 @@ class elastic_launch:
                 worker = ["--no-python", self._entrypoint, *map(str, arguments)]
             code = _run([program.path(), "torchrun-compat", *flags_of(self._config), *worker], folder / "error")
             if code != 0:
-                raise LaunchError(_cause(folder / "error", code))
+                raise _failed(_name(self._entrypoint), folder / "error", code)
             return _results(folder)
 
 
@@ -102,7 +104,7 @@ def _streams(logs: Any, name: str) -> str:
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
     """A call that another process can do."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
+    name = _name(function)
     # How the processes of `multiprocessing` find what a script has defined.
     here = multiprocessing.spawn.get_preparation_data("worker")
     here = {fact: here[fact] for fact in ("sys_path", "init_main_from_name", "init_main_from_path") if fact in here}
@@ -122,11 +124,18 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[
         raise LaunchError(f"{name} and what it is called with cannot be sent to a worker: {error}") from error
 
 
+def _name(entrypoint: Callable[..., Any] | str) -> str:
+    if isinstance(entrypoint, str):
+        return entrypoint
+    return getattr(entrypoint, "__qualname__", type(entrypoint).__qualname__)
+
+
 def _run(command: list[str], error_file: pathlib.Path) -> int:
     """The exit code of an agent that ends with this process. Its output goes where this process's own `print` does."""
     elsewhere = sys.stdout is not sys.__stdout__
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} if elsewhere else {}
-    environment = {**os.environ, "PYTHON_EXEC": sys.executable, ERROR_FILE_ENV: str(error_file)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    environment = {**inherited, "PYTHON_EXEC": sys.executable, ERROR_FILE_ENV: str(error_file)}
     prctl = ctypes.CDLL(None).prctl
     agent = subprocess.Popen(
         command,
@@ -164,6 +173,26 @@ def _copy(source: IO[str], sink: Any) -> None:
         for line in source:
             sink.write(line)
             sink.flush()
+
+
+def _failed(name: str, error_file: pathlib.Path, code: int) -> LaunchError:
+    """The failure of a launch, as who calls PyTorch's `elastic_launch` expects it."""
+    cause = _cause(error_file, code)
+    # Who catches PyTorch's has imported it.
+    errors = sys.modules.get("torch.distributed.elastic.multiprocessing.errors")
+    if errors is None or not error_file.exists():
+        return LaunchError(cause)
+
+    class ChildFailed(errors.ChildFailedError, LaunchError):
+        def __reduce__(self) -> tuple[Any, ...]:
+            return LaunchError, self.args
+
+    message = json.loads(error_file.read_text()).get("message")
+    code = message.get("errorCode", code) if isinstance(message, dict) else code
+    # Which rank of all nodes it was, the agent's report says.
+    failed = ChildFailed(name, {-1: errors.ProcessFailure(-1, -1, code, str(error_file))})
+    failed.args = (cause,)
+    return failed
 
 
 def _cause(error_file: pathlib.Path, code: int) -> str:

@@ -1,13 +1,18 @@
 """The command line of a launch. Needs only the standard library; PyTorch's own LaunchConfig is read where it is
 installed."""
 
+import json
+import pathlib
+import pickle
+import tempfile
 import types
 import unittest
 
-from elastic_agent.launch import flags_of
+from elastic_agent.launch import LaunchError, _failed, flags_of
 
 try:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig
 except ImportError:
     LaunchConfig = None
@@ -48,6 +53,24 @@ class Flags(unittest.TestCase):
         for flag in ("--nnodes=2:2", "--rdzv-conf=timeout=900", "--log-dir=/logs", "--local-ranks-filter=0,1"):
             self.assertIn(flag, flags)
         self.assertLessEqual({"--redirects=3", "--tee=0:1"}, flags)
+
+    @unittest.skipIf(LaunchConfig is None, "PyTorch is not installed")
+    def test_a_failed_worker_is_pytorchs_error(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = pathlib.Path(folder.name) / "error"
+        extra = {"py_callstack": "Traceback: here", "timestamp": "1795884530"}
+        path.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": extra, "errorCode": -9}}))
+        error = _failed("train", path, 1)
+        self.assertIsInstance(error, LaunchError)
+        self.assertIsInstance(error, ChildFailedError)
+        failure = error.get_first_failure()[1]
+        self.assertEqual((failure.exitcode, failure.message["message"]), (-9, "ValueError: boom"))
+        self.assertEqual(str(error), "ValueError: boom\n\nTraceback: here")
+        again = pickle.loads(pickle.dumps(error))
+        self.assertEqual((type(again), str(again)), (LaunchError, str(error)))
+        # No worker has failed where the agent could not begin.
+        self.assertNotIsInstance(_failed("train", path.with_name("none"), 2), ChildFailedError)
 
 
 if __name__ == "__main__":

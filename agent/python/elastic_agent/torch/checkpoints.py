@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import worker
-from . import dcp, files
+from . import dcp, files, tree
 from .boxes import Layout
 
 
@@ -45,16 +45,33 @@ def save_part(
     """Writes this rank's part of a sharded state, as `tree.take_apart` gives it. The rank that `leads` waits for all
     parts, and commits them as one. Raises OSError if they do not come."""
     path = folder.path / name_of(step, round_, f"-{folder.writers}")
+    if leads:
+        _remove_unfinished(folder, path)
     took = dcp.write_part(path, layout, *described)
     if not leads:
         return
     _commit(folder, step, *dcp.join(path, layout.parts, folder.timeout + took))
-    older = [one for one in sorted(folder.path.glob("step-*-round-*/")) if one.name < path.name]
-    whole = [one for one in older if (one / dcp.MANIFEST).exists()]
-    kept = whole[len(whole) - folder.keep + 1 :]
-    for old in older:
-        if old not in kept:
-            shutil.rmtree(old, ignore_errors=True)
+    whole = _remove_unfinished(folder, path)
+    for old in whole[: len(whole) - folder.keep + 1]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_unfinished(folder: Folder, path: pathlib.Path) -> list[pathlib.Path]:
+    """Removes what was begun before the step of the sharded state `path`, and is not whole. Returns what is whole and
+    older, the oldest first."""
+    whole = []
+    for older in sorted(one for one in folder.path.glob("step-*-round-*/") if one.name < path.name):
+        if (older / dcp.MANIFEST).exists():
+            whole.append(older)
+        elif _step_in(older) < _step_in(path):
+            # Another replica, which leaves too, may be at work on the same step.
+            shutil.rmtree(older, ignore_errors=True)
+    return whole
+
+
+def _step_in(path: pathlib.Path) -> str:
+    """The part of a checkpoint's name that orders it by its step."""
+    return path.name.partition("-round-")[0]
 
 
 def _commit(folder: Folder, step: int, path: pathlib.Path, digest: str) -> None:
@@ -68,7 +85,12 @@ def name_of(step: int, round_: int, note: str = "") -> str:
 
 
 def write(path: pathlib.Path, state: Any) -> str:
-    """Writes a whole state to a file, durably. Returns the file's digest."""
+    """Writes a whole state to a file, durably. Returns the file's digest. What writers of older steps have left
+    unfinished goes first: a rank that was killed cannot remove it."""
+    state = tree.plain(state)
+    for left in path.parent.glob(f"step-*-round-*.pt{files.PART}"):
+        if _step_in(left) < _step_in(path):
+            left.unlink(missing_ok=True)
     return files.write(path, lambda file: torch.save(state, file))
 
 

@@ -3,6 +3,7 @@ state the ranks continue from, membership.py decides."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .. import worker
@@ -72,16 +73,23 @@ class Disk:
             saves = self._replica.is_first(place["rank"])
             self._keeper.take(value["step"], place["round"], value, ranks, saves=saves)
 
-    def save_if_due(self, place: dict[str, Any]) -> None:
-        """After a step: writes a checkpoint if one is due, and snapshots are not written instead."""
-        if self._folder and not self._keeper and self._training.step_number % self._folder.every == 0:
-            self.save_by_rank_0(place)
+    def due(self) -> bool:
+        """After a step: whether a checkpoint is due, and snapshots are not written instead. It is the same on all
+        ranks."""
+        return bool(self._folder and not self._keeper and self._training.step_number % self._folder.every == 0)
 
-    def save_by_rank_0(self, place: dict[str, Any]) -> None:
-        """Has rank 0 write a checkpoint; of a sharded model its whole replica."""
-        self._saved = self._training.step_number
-        if self._replica.is_first(place["rank"]):
-            self._save(place, leads=place["rank"] == 0)
+    def is_saved(self, step: int) -> None:
+        """A checkpoint of this step is committed."""
+        self._saved = step
+
+    def save(self, place: dict[str, Any]) -> Callable[[], None] | None:
+        """What this rank has to do so that rank 0's state is on disk; of a sharded model its whole replica's. None if it
+        has nothing to do."""
+        saved, self._saved = self._saved, self._training.step_number
+        done = self._saved in (0, saved) or self._folder is None
+        if done or not self._replica.is_first(place["rank"]):
+            return None
+        return lambda: self._save(place, leads=place["rank"] == 0)
 
     def save_alone(self, place: dict[str, Any]) -> None:
         """Writes this rank's state if no checkpoint has its last step: perhaps no other worker has the state. Others
@@ -101,6 +109,8 @@ class Disk:
         if self._keeper:
             # An older snapshot that is being written must not be committed after this.
             self._keeper.settle(self._timeout)
+            if self._keeper.committed == self._training.step_number:
+                return
         step, round_, layout = self._training.step_number, place["round"], self._replica.layout
         try:
             if layout is None:

@@ -11,16 +11,26 @@ from typing import IO, Any
 from ..worker import digest_of
 
 
+# How the name of a file ends that is being written.
+PART = ".part"
+
+
 class Hashed:
     """A file that is written, and the digest of what was."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._sha = file, hashlib.sha256()
+        # What torch.save makes a RuntimeError of, which says nothing of a full disk.
+        self.failed: OSError | None = None
 
     def write(self, data: Any) -> int:
         """Writes all of it."""
         self._sha.update(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.failed = error
+            raise
 
     def tell(self) -> int:
         """The place after what was written."""
@@ -36,15 +46,25 @@ class Hashed:
 
 
 def write(path: pathlib.Path, filled: Callable[[Hashed], Any]) -> str:
-    """Writes a file durably, with what `filled` writes to it. Returns its digest."""
+    """Writes a file durably, with what `filled` writes to it. Returns its digest. Raises OSError, and then leaves
+    nothing that would keep a full disk full."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        hashed = Hashed(file)
-        filled(hashed)
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path)
+    part = path.with_name(path.name + PART)
+    try:
+        with part.open("wb") as file:
+            hashed = Hashed(file)
+            try:
+                filled(hashed)
+            except RuntimeError:
+                if hashed.failed is None:
+                    raise
+                raise hashed.failed from None
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
     return hashed.digest()
 

@@ -156,6 +156,20 @@ class Gradients:
         self._works.append(self._group.start_sum(bucket.flat))
 
 
+def refuse_others(optimizer: torch.optim.Optimizer, trained: set[torch.nn.Parameter]) -> None:
+    """Raises ValueError if the optimizer changes a parameter whose gradient is not summed: each rank would change its own
+    in another way. trained: the parameters whose gradients are."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter not in trained:
+                raise ValueError(
+                    f"the optimizer has a parameter of shape {tuple(parameter.shape)} that needs a gradient, and that "
+                    "the session's model did not have, or had frozen, when the session was made: give the session a "
+                    "model that holds all that is trained, such as torch.nn.ModuleList([model, criterion]), and "
+                    "unfreeze before"
+                )
+
+
 def _part(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank has of it."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor

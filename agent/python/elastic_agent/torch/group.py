@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
+import math
 import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,6 +27,13 @@ _ARRIVES = 0.3
 
 # How long ranks that are all there may take to connect.
 _MEETING = datetime.timedelta(seconds=5)
+
+# Seconds after which a rank tells those that wait for it that it is still at work.
+_STILL_AT_WORK = 1.0
+
+
+# The groups of this process in its newest round, by their names.
+_met: tuple[int, collections.Counter[str]] = 0, collections.Counter()
 
 
 class GroupLost(Exception):
@@ -48,6 +57,7 @@ class Group:
         self._place = place
         self._lock = threading.Lock()
         self._gloo: Any = None
+        self._timeout = _MEETING
         # The operations that nothing has waited for yet. The group owns what gloo has of them.
         self._under_way: set[Collective | Passage] = set()
         self._lost = self._closed = False
@@ -59,17 +69,19 @@ class Group:
 
     def join(self, *, timeout: float, outdated: Callable[[], bool], nccl: Nccl | None = None) -> None:
         """Meets the other ranks. Waits for them, unless `outdated` says that the next round is forming. `timeout`:
-        seconds that an operation may then take."""
+        seconds that a sum, or the next piece of what is sent, may then take."""
+        self._timeout = datetime.timedelta(seconds=timeout)
         if self.size == 1:
             return
         try:
             # The agent serves the store, unless a setting leaves that to the workers.
             serves = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True"
             # Nothing can interrupt gloo while it waits for others: it begins when all are there.
-            store = meet(self._place, self.size, serves=serves, outdated=outdated)
+            store = meet(_once_more(self._place), self.size, serves=serves, outdated=outdated)
             # Sockets that any thread opened during that wait are not gloo's.
             self._others = set(_sockets())
-            self._connect(store, datetime.timedelta(seconds=timeout), outdated)
+            self._connect(store, outdated)
+            self._keep_only_gloos()
             communicator = nccl.connect(self, timeout=timeout, outdated=outdated) if nccl else None
             with self._lock:
                 self._nccl = communicator
@@ -79,7 +91,7 @@ class Group:
             self.cut()
             raise GroupLost(f"the ranks of round {self.round} could not meet: {error}") from error
 
-    def _connect(self, store: Any, timeout: datetime.timedelta, outdated: Callable[[], bool]) -> None:
+    def _connect(self, store: Any, outdated: Callable[[], bool]) -> None:
         """Connects to all ranks, in a thread that may be abandoned: gloo waits half a minute for the connection of a peer
         that has just gone, and there is no socket yet that could be cut."""
         done, errors = threading.Event(), []
@@ -88,7 +100,7 @@ class Group:
             gloo = None
             try:
                 gloo = dist.ProcessGroupGloo(store, self.rank, self.size, _MEETING)
-                gloo.set_timeout(timeout)
+                gloo.set_timeout(self._timeout)
                 with self._lock:
                     if not self._lost:
                         self._gloo, self._joined = gloo, self._own_sockets()
@@ -110,6 +122,20 @@ class Group:
         if self._lost:
             raise GroupLost("the next round is forming")
 
+    def _keep_only_gloos(self) -> None:
+        """Lets go of sockets that the script opened while gloo connected: gloo's are those of its listener here, and
+        those to a peer's."""
+        own = {inode: ports for inode, fd in self._joined.items() if (ports := _ports(fd))}
+        listening = {here for here, there in own.values() if there is None}
+        # With several network interfaces there are several.
+        listeners = self.gather(listening.pop() if len(listening) == 1 else 0)
+        if 0 in listeners:
+            return
+        mine, theirs = listeners[self.rank], set(listeners)
+        gloos = {inode for inode, (here, there) in own.items() if here == mine or there in theirs}
+        with self._lock:
+            self._joined = {inode: fd for inode, fd in self._joined.items() if inode in gloos}
+
     def start_sum(self, tensor: torch.Tensor) -> Any:
         """Begins to sum `tensor` over the ranks, in place. `finish` takes what this returns, and waits."""
         if self.size == 1:
@@ -118,13 +144,15 @@ class Group:
             return self._try(lambda: self._nccl.start_sum(tensor))
         return self._start(lambda: Collective(self._gloo.allreduce([tensor])))
 
-    def start_send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
-        """Begins to send `tensor` to `rank`, which receives it with the same `tag`."""
-        return self._start(lambda: Passage(self._gloo.send([tensor], rank, tag)))
+    def start_send(self, tensors: Iterable[torch.Tensor], rank: int) -> Any:
+        """Begins to send tensors to `rank`, which receives them in the order in which they are sent."""
+        gloo = self._gloo
+        return self._start(lambda: Passage(lambda piece: gloo.send([piece], rank, 0), tensors, self._timeout))
 
-    def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
-        """Begins to fill `tensor` with what `rank` sends with `tag`."""
-        return self._start(lambda: Passage(self._gloo.recv([tensor], rank, tag)))
+    def start_receive(self, tensors: Iterable[torch.Tensor], rank: int) -> Any:
+        """Begins to fill tensors with what `rank` sends. The sizes are those that it sends."""
+        gloo = self._gloo
+        return self._start(lambda: Passage(lambda piece: gloo.recv([piece], rank, 0), tensors, self._timeout))
 
     def start_broadcast(self, tensor: torch.Tensor, rank: int) -> Any:
         """Begins to fill `tensor` on all ranks with what `rank` has."""
@@ -140,13 +168,26 @@ class Group:
             self._try(lambda: self._wait_for(work))
             self._under_way.discard(work)
 
+    def finish_with_all(self, works: Iterable[Any]) -> None:
+        """Waits until operations are complete, these and those of all other ranks. Who has none left hears now and then
+        that the others are still at work: only what does not move ends the group."""
+        left = collections.deque(works)
+        while True:
+            until = time.monotonic() + min(_STILL_AT_WORK, self._timeout.total_seconds() / 4)
+            while left and self._try(lambda: self._wait_for(left[0], until)):
+                self._under_way.discard(left.popleft())
+            if not any(self.gather(len(left))):
+                return
+
     def _start(self, operation: Callable[[], Collective | Passage]) -> Collective | Passage:
         work = self._try(operation)
         self._under_way.add(work)
         return work
 
-    def _wait_for(self, work: Collective | Passage) -> None:
-        """gloo ends an operation whose connection has ended, unless that operation was receiving or sending there
+    def _wait_for(self, work: Collective | Passage, until: float = math.inf) -> bool:
+        """Returns whether it has ended by `until`.
+
+        gloo ends an operation whose connection has ended, unless that operation was receiving or sending there
         (`Pair::signalException` in its tcp/pair.cc skips these). Then only the timeout ends it, and this does not
         wait."""
         ended = None
@@ -155,11 +196,14 @@ class Group:
                 ended = time.monotonic()
             if self._lost or (ended is not None and time.monotonic() >= ended + _ARRIVES):
                 break
+            if time.monotonic() >= until:
+                return False
         else:
-            return
+            return True
         self.cut()
         if not work.ends_within(_LAZY_LOOK):
             raise GroupLost("a connection has ended in the midst of an operation")
+        return True
 
     def gather(self, number: int) -> list[int]:
         """Every rank's number, in the order of ranks."""
@@ -223,6 +267,17 @@ class Group:
             raise GroupLost(str(error).splitlines()[0]) from error
 
 
+def _once_more(place: dict[str, Any]) -> dict[str, Any]:
+    """The place with a name for this meeting: the next session of a script meets the ranks of its round a second time,
+    and must not find what the first one left in the store."""
+    global _met
+    if _met[0] != place["round"]:
+        _met = place["round"], collections.Counter()
+    among = place.get("among", "")
+    _met[1][among] += 1
+    return {**place, "among": f"{among} {_met[1][among]}"}
+
+
 def meet(place: dict[str, Any], size: int, *, serves: bool, outdated: Callable[[], bool]) -> Any:
     """Waits until all `size` ranks of a round, with the same name in `among`, have called this. Returns a store of their
     own. Raises GroupLost when `outdated` says that the next round is forming."""
@@ -251,6 +306,18 @@ def _sockets() -> dict[int, int]:
         if link.startswith("socket:["):
             found[int(link[len("socket:[") : -1])] = int(name)
     return found
+
+
+def _ports(fd: int) -> tuple[int, int | None] | None:
+    """The ports of a connection, here and there; there is None of a socket that listens. None for other sockets."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as one:
+            if one.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            return one.getsockname()[1], None if listens else one.getpeername()[1]
+    except OSError:
+        return None  # It is closed, or not connected.
 
 
 def _shut_down(fd: int, inode: int) -> None:

@@ -77,6 +77,8 @@ class Keeper:
         # The steps of the newest snapshot, and of the newest on disk.
         self._every, self._taken, self._saved = every, 0, 0
         self._saving: Snapshot | None = None
+        # The step of the newest checkpoint that this has written and committed.
+        self.committed = -1
         self._saver: threading.Thread | None = None
         self._pinned: list[torch.Tensor] = []
         self._stream: Any = None
@@ -315,6 +317,7 @@ class Keeper:
             else:
                 described = snapshot.description, snapshot.tensors()
                 checkpoints.save_part(folder, self._layout, described, step, round_, leads=snapshot.rank == 0)
+            self.committed = step
         except (OSError, RuntimeError, ValueError, worker.AgentError) as error:
             say(f"the checkpoint of step {snapshot.step} is not saved: {error}")
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import zipfile
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from .. import worker
+from .keeper import say
 from .snapshots import FrameworkCallback, Part, Snapshots, fingerprint, folder_for_one_read, from_rank_0
 
 
@@ -90,9 +90,12 @@ def newest_whole(folder: str | os.PathLike[str]) -> tuple[int, str | None]:
     """The step and the path of the newest whole `.ckpt` in or below a folder. 0 and None if there is none."""
     newest: tuple[int, str | None] = (0, None)
     for path in pathlib.Path(folder).rglob("*.ckpt"):
-        # Its directory is at its end: a file that was cut off has none.
-        if zipfile.is_zipfile(path):
+        try:
             # Read as Lightning reads it. Only the parts that are used come from the disk.
             step = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["global_step"]
-            newest = max(newest, (step, str(path)), key=lambda one: one[0])
+        except Exception as error:  # noqa: BLE001: whatever is wrong with it, an older one may be whole.
+            # Its directory is at its end: a file that was cut off has none.
+            say(f"{path} is passed over: {str(error).partition(chr(10))[0] or repr(error)}")
+            continue
+        newest = max(newest, (step, str(path)), key=lambda one: one[0])
     return newest

@@ -1,33 +1,39 @@
 """The rounds of a session: this worker's place in each, its group, one state for all ranks, and the way out.
 
     STARTING ──▶ IN_GROUP ──▶ BETWEEN ──▶ IN_GROUP …
-                     │           │ SIGTERM: after the step, or while no step runs
+                     │           │ a signal to leave: after the step, or while no step runs
                      └───────────┴──▶ LEAVING
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
 from .. import worker
 from . import checkpoints, state
+from .aside import Aside
 from .choice import Offer, choose
 from .disk import Disk
 from .group import Group, GroupLost
 from .keeper import say
 from .nccl import Nccl
+from .operations import Errand
 from .replica import Replica
 from .state import Training
 
-# What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.
-STOPPED = 128 + signal.SIGTERM
+# The agent passes on the one that it gets. SIGTERM is the usual one, and its own.
+_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# Seconds in which all processes of a group have got a signal.
+_SPREAD = 1.0
 # Seconds to wait for a worker that may bring the newest state back.
 _RETURN = 60.0
 
@@ -35,42 +41,91 @@ _RETURN = 60.0
 class Phase(enum.Enum):
     """Where a worker is. What SIGTERM does depends on it."""
 
-    # It has nothing of the job's yet: SIGTERM ends it.
+    # It has nothing of the job's yet: a signal to leave ends it.
     STARTING = enum.auto()
-    # It meets the ranks of a round, or trains with them: SIGTERM is a vote after the step.
+    # It meets the ranks of a round, or trains with them: the signal is a vote after the step.
     IN_GROUP = enum.auto()
-    # It waits for the next round, in no group: SIGTERM has it save its state and end.
+    # It waits for the next round, in no group: the signal has it save its state and end.
     BETWEEN = enum.auto()
     # It saves its state and ends.
     LEAVING = enum.auto()
 
 
 class Departure:
-    """SIGTERM, and what a worker does about it."""
+    """The agent's signals to leave, and what a worker does about them."""
 
     def __init__(self) -> None:
         self.phase, self.asked = Phase.STARTING, False
-        self._process, self._former = os.getpid(), None
+        # What a shell sees of a process that a signal ended. The agent knows that it asked for that.
+        self._code = 128 + signal.SIGTERM
+        self._process, self._former = os.getpid(), {}
+        # Whether this waits for a batch, and whether a process that reads batches is gone.
+        self._reading = self._reader_lost = False
 
     def begin(self) -> None:
-        """Listens to SIGTERM, if this is the main thread."""
-        if threading.current_thread() is threading.main_thread():
-            self._former = signal.signal(signal.SIGTERM, self._ask)
+        """Listens to the signals, if this is the main thread. Without an agent, Ctrl-C is the script's."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for one in _LEAVE if worker.available() else _LEAVE[:1]:
+            former = signal.getsignal(one)
+            if one == signal.SIGTERM or former in (signal.SIG_DFL, signal.default_int_handler):
+                self._former[one] = signal.signal(one, self._ask)
 
     def end(self) -> None:
-        """Restores the script's own handler."""
-        if self._former is not None:
-            signal.signal(signal.SIGTERM, self._former)
+        """Restores the script's own handlers."""
+        for one, former in self._former.items():
+            if former is not None:
+                signal.signal(one, former)
+        self._former.clear()
+
+    def leave(self) -> NoReturn:
+        """Ends this worker as one that was asked to."""
+        sys.exit(self._code)
+
+    def next_batch(self, batches: Iterator[Any]) -> Any:
+        """The next batch of a loader. None if this worker is asked to leave, and the loader's own processes have got the
+        same signal."""
+        self._reading = not self._reader_lost
+        try:
+            return next(batches) if self._reading else None
+        except (RuntimeError, OSError, EOFError):
+            # PyTorch's own complaint, or that of a pipe whose other end is gone.
+            if not self._asked_within(_SPREAD):
+                raise
+            return None
+        finally:
+            self._reading = False
+
+    def _asked_within(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not self.asked and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.asked
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             # A DataLoader's worker has inherited this.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
             return
-        self.asked = True
+        if not self.asked:
+            self.asked, self._code = True, 128 + number
+            self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._child_ended)
         if self.phase in (Phase.STARTING, Phase.BETWEEN):
-            sys.exit(STOPPED)
+            self.leave()
+
+    def _child_ended(self, number: int, frame: FrameType | None) -> None:
+        """PyTorch's handler raises, wherever this thread is, if a process of a DataLoader has ended by a signal. Who
+        signals a process group ends these, too; that must not keep this worker from its save."""
+        former = self._former[signal.SIGCHLD]
+        if not callable(former):
+            return
+        try:
+            former(number, frame)
+        except RuntimeError:
+            self._reader_lost = True
+            if self._reading:
+                raise
 
 
 class Membership:
@@ -103,13 +158,7 @@ class Membership:
                 "WORLD_SIZE is set, but elastic-agent has not started this process: start it by elastic-agent, or by "
                 "itself"
             )
-        try:
-            self._enter(place)
-            return
-        except GroupLost as error:
-            # Not the error itself: its frames would keep the connections.
-            lost = str(error)
-        self.enter_next(lost)
+        self._enter_or_next(place, "")
 
     def enter_next(self, lost: str | None) -> None:
         """Leaves the group, and enters the next round's. lost: why the group is broken, if it is."""
@@ -122,10 +171,7 @@ class Membership:
             try:
                 if self.departure.phase is Phase.IN_GROUP:
                     self.departure.phase = Phase.BETWEEN
-                if not worker.forms_within(self._loss_timeout):
-                    worker.request_round(f"its group is broken: {lost or 'a change that did not come'}")
-                # The agent bounds this wait: by join_timeout, and its own end.
-                place = worker.quiesce(self._training.step_number)
+                place = self._next_place(lost)
             except SystemExit:
                 self._leave()
             except worker.AgentError as error:
@@ -136,6 +182,54 @@ class Membership:
             except GroupLost as error:
                 lost = str(error)
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """While the script does something else than steps, on all ranks: keeps this worker's place. In the end all ranks
+        are there again, perhaps in another group."""
+        if not worker.available():
+            yield
+            return
+        # A signal to leave has nothing to wait for.
+        self.departure.phase = Phase.BETWEEN
+        aside = Aside(self.group, self._next_place)
+        try:
+            if self.departure.asked:
+                self.departure.leave()
+            yield
+            aside.end()
+        except SystemExit:
+            self.leave_group()
+            if self.departure.asked:
+                self._leave()
+            raise
+        finally:
+            aside.give_up()
+        try:
+            self._replica.together(aside.outcome)
+            self.departure.phase = Phase.IN_GROUP
+            return
+        except GroupLost as error:
+            lost = str(error)
+        self._enter_or_next(aside.place, lost)
+
+    def _enter_or_next(self, place: dict[str, Any] | None, lost: str) -> None:
+        self.leave_group()
+        try:
+            if place is not None:
+                self._enter(place)
+                return
+        except GroupLost as error:
+            # Not the error itself: its frames would keep the connections.
+            lost = str(error)
+        self.enter_next(lost)
+
+    def _next_place(self, lost: str | None) -> dict[str, Any]:
+        """Comes to rest, and waits for this worker's place in the next round."""
+        if not worker.forms_within(self._loss_timeout):
+            worker.request_round(f"its group is broken: {lost or 'a change that did not come'}")
+        # The agent bounds this wait: by join_timeout, and its own end.
+        return worker.quiesce(self._training.step_number)
+
     def leave_group(self) -> None:
         """Leaves the group, if there is one."""
         group, self.group = self.group, None
@@ -145,6 +239,19 @@ class Membership:
     def meet_at_the_end(self) -> None:
         """Waits until every rank has done the last step: one that has not needs the state of another."""
         self.group.gather(self._training.step_number)
+
+    def while_others_wait(self, call: Callable[[], Any] | None) -> Any:
+        """Does what takes this rank long, such as to write a file; None where another rank does. All ranks call this, and
+        it returns on all when each is done. Also where the group is lost, the call has ended when this ends: it may use
+        the state."""
+        if self.group.size == 1:
+            return call and call()
+        errand = Errand(call) if call else None
+        try:
+            self.group.finish_with_all([errand] if errand else [])
+        finally:
+            returned = errand and errand.result()
+        return returned
 
     def _enter(self, place: dict[str, Any]) -> None:
         """Joins the ranks of a round, and comes to one state with them."""
@@ -169,15 +276,13 @@ class Membership:
         offers = [[Offer(one - 1)] if one else [] for one in group.gather(mine)]
         choice = choose(offers, checkpoint["step"] if checkpoint else None)
         self._wait_for_newer(choice.step)
-        if choice.source == "checkpoint" and group.rank == 0:
-            self._disk.load(checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh))
-        holders = choice.holders or (0,)
-        receivers = [rank for rank in range(group.size) if rank not in holders]
-        if group.rank in receivers:
-            return state.receive(group, holders, mesh)
-        if receivers:
-            state.send(group, self._training.value(), holders, receivers)
-        return None
+        if choice.source == "checkpoint":
+            read = lambda: checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh)  # noqa: E731
+            value = self.while_others_wait(read if group.rank == 0 else None)
+            if group.rank == 0:
+                self._disk.load(value)
+            self._disk.is_saved(choice.step)
+        return state.share(group, self._training, choice.holders or (0,), mesh)
 
     def _wait_for_newer(self, newest: int) -> None:
         """The rank with a state newer than `newest` died before another rank had it. With snapshots it is still in its
@@ -195,7 +300,7 @@ class Membership:
         if self.departure.phase is not Phase.STARTING:
             self.departure.phase = Phase.LEAVING
             self._disk.save_alone(self.place)
-        sys.exit(STOPPED)
+        self.departure.leave()
 
     def _round_forms(self, round_: int, reason: str) -> None:
         until = time.monotonic() + min(worker.quiesce_time() / 2, max(1.0, 3 * self.longest_step))

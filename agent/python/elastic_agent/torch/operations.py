@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import torch
+
+# Bytes of what goes from one rank to another at once, and how many of these are under way.
+_PIECE, _WINDOW = 4 << 20, 16
 
 
 class Collective:
@@ -34,25 +41,39 @@ class Collective:
 
 
 class Passage:
-    """A tensor on its way from one rank to another. A wait with a timeout would end all other operations of the group:
-    so a thread waits, and owns gloo's part."""
+    """Tensors on their way from one rank to another, in pieces of a few megabytes. A wait with a timeout that is over
+    ends all other operations of the group: so a thread waits, and owns gloo's part. Each piece may take `timeout`
+    seconds after the one before it."""
 
-    def __init__(self, work: Any) -> None:
-        self._ended, self._error = threading.Event(), ""
-        threading.Thread(target=self._wait, args=([work],), name="elastic-session-passage", daemon=True).start()
+    def __init__(
+        self, operation: Callable[[torch.Tensor], Any], tensors: Iterable[torch.Tensor], timeout: datetime.timedelta
+    ) -> None:
+        """operation: begins to send or to receive one piece."""
+        self._ended, self._given_up, self._error = threading.Event(), False, ""
+        arguments = [operation], _pieces(tensors), timeout
+        threading.Thread(target=self._pass, args=arguments, name="elastic-session-passage", daemon=True).start()
 
     @property
     def over(self) -> bool:
         """Whether it has ended, well or not."""
         return self._ended.is_set()
 
-    def _wait(self, held: list[Any]) -> None:
+    def _pass(self, operation: list[Any], pieces: Iterator[torch.Tensor], timeout: datetime.timedelta) -> None:
+        under_way: collections.deque[Any] = collections.deque()
         try:
-            held[0].wait()
-        except RuntimeError as error:
+            for piece in pieces:
+                if self._given_up:
+                    break
+                under_way.append(operation[0](piece))
+                if len(under_way) == _WINDOW:
+                    under_way.popleft().wait(timeout)
+            while under_way:
+                under_way.popleft().wait(timeout)
+        except Exception as error:  # noqa: BLE001: who waits hears of it, whatever it is.
             # Not the error itself: its frames would keep the connections.
-            self._error = str(error)
-        held.clear()
+            self._error = str(error) or repr(error)
+        operation.clear()
+        under_way.clear()
         self._ended.set()
 
     def ends_within(self, seconds: float) -> bool:
@@ -63,6 +84,47 @@ class Passage:
 
     def give_up(self) -> None:
         """Its thread frees gloo's part."""
+        self._given_up = True
+
+
+class Errand:
+    """What this rank does by itself, in a thread, while the others wait for it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._ended, self._returned, self._error = threading.Event(), None, None
+        threading.Thread(target=self._run, args=(call,), name="elastic-session-errand", daemon=True).start()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended.is_set()
+
+    def _run(self, call: Callable[[], Any]) -> None:
+        try:
+            self._returned = call()
+        except Exception as error:  # noqa: BLE001: `result` raises it.
+            self._error = error
+        self._ended.set()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Waits for its end, up to `seconds`. Returns whether it ended."""
+        return self._ended.wait(seconds)
+
+    def give_up(self) -> None:
+        """It ends by itself."""
+
+    def result(self) -> Any:
+        """Waits for its end. Returns what it returned, or raises what it raised."""
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self._returned
+
+
+def _pieces(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for tensor in tensors:
+        if tensor.numel():
+            yield from tensor.reshape(-1).split(max(1, _PIECE // tensor.element_size()))
 
 
 def free_later(held: list[Any]) -> None:

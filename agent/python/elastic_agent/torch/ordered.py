@@ -16,6 +16,9 @@ from .group import Group
 # What goes from rank to rank at once. While one has it, the rank before it adds up the next.
 _BUCKET = 4 << 20
 
+# How many buckets a rank may be ahead of the next one.
+_AHEAD = 16
+
 
 class OrderedGradients:
     """The gradients of a model, and their sum over a group, piece by piece in the order of the step's samples.
@@ -74,11 +77,14 @@ class OrderedGradients:
             parts = [piece[number] for piece in pieces]
             whole = torch.zeros(sum(one.numel() for one in bucket), dtype=bucket[0].dtype)
             if group.rank > 0:
-                group.finish(group.start_receive(whole, group.rank - 1, number))
+                group.finish(group.start_receive([whole], group.rank - 1))
             for part in parts:
                 whole.add_(part)
             if group.rank < last:
-                works.append(group.start_send(whole, group.rank + 1, number))
+                works.append(group.start_send([whole], group.rank + 1))
+                if len(works) > _AHEAD:
+                    # Each has a thread.
+                    group.finish(works.pop(1))
             else:
                 works.append(group.start_broadcast(whole, last))
             sums.append(whole)

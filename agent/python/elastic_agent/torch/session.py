@@ -10,13 +10,13 @@ Rounds are in membership.py, what steps change in state.py, and what outlives th
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -24,11 +24,13 @@ import torch
 
 from .. import worker
 from ..batches import ElasticBatchSampler
+from . import tree
 from .checkpoints import Folder
 from .disk import Disk
-from .gradients import Gradients
+from .gradients import Gradients, refuse_others
 from .group import GroupLost
-from .membership import STOPPED, Membership
+from .keeper import say
+from .membership import Membership
 from .nccl import Nccl
 from .ordered import OrderedGradients
 from .replica import Replica
@@ -59,6 +61,23 @@ class _Step:
     votes: tuple[int, int] = (0, 0)
     # Why the group was lost. The step is then done again in the next one.
     lost: str | None = None
+    # Whether this rank has entered another group since.
+    moved: bool = False
+    # When it began. What a script does aside does not count.
+    began: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of `Session.epochs`."""
+
+    # Counted from 0.
+    number: int
+    _session: Session
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """This rank's batches of the epoch that are not done yet, as `Session.steps` gives them."""
+        return self._session.steps(loader, epochs=self.number + 1)
 
 
 class Session:
@@ -82,13 +101,13 @@ class Session:
 
     The arguments are the same on every rank. All ranks begin with the parameters of rank 0.
 
-    - scheduler: a learning rate scheduler; it advances with each step.
+    - scheduler: a learning rate scheduler. It advances with each step, or with `scheduler_per="epoch"` with each epoch.
     - on_group: called with the session in each group, before its first step, when all ranks have one state: for example
       to set the learning rate by `world_size`, if the sampler has a `rank_batch`.
     - checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
-      steps, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write, unless
-      there are snapshots: these are written during training. Of a sharded model each rank of the first node writes its
-      part, in the layout of torch.distributed.checkpoint.
+      steps, after the last one, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for
+      the write, unless there are snapshots: these are written during training. Of a sharded model each rank of the first
+      node writes its part, in the layout of torch.distributed.checkpoint.
     - snapshot_every: the state is copied into the agent's memory after this many steps, during the next one. If all
       workers die and an agent lives, training resumes from it.
     - seed: torch's random numbers for a batch depend only on it, the step, and the batch's place among the step's
@@ -97,7 +116,8 @@ class Session:
       of `micro_batch`es are added in their order, after the backward pass. The sampler must have a `global_batch`.
     - backend: "nccl", "gloo", or None for NCCL if the parameters are on a GPU and all ranks have it, else gloo. Without
       NCCL, gradients on a GPU go through the hosts, and a line says why. All else uses gloo.
-    - operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet.
+    - operation_timeout: seconds that an exchange between ranks may take, counted from the last piece of a state that has
+      come, and that a commit may take.
     - loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, no node has died that
       the agents know of: this worker requests a round, which costs the job a restart.
     """
@@ -109,6 +129,7 @@ class Session:
         sampler: ElasticBatchSampler,
         *,
         scheduler: Any = None,
+        scheduler_per: str = "step",
         on_group: Callable[[Session], None] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
@@ -122,7 +143,9 @@ class Session:
     ) -> None:
         if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
+        _check(model, optimizer)
         self._replica = replica = Replica(model)
+        _no_group_beside(replica)
         _fit(sampler, replica, same_bits)
         folder = None
         if checkpoint_dir is not None:
@@ -130,13 +153,16 @@ class Session:
             folder = Folder(path, checkpoint_every, keep_checkpoints, operation_timeout, replica.word)
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self._on_group = on_group
-        self._training = Training(model, optimizer, sampler, scheduler, seed)
+        self._training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per)
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.parameters())
         self._disk = Disk(self._training, replica, folder, snapshot_every, operation_timeout)
+        self._trained = {one for one in model.parameters() if one.requires_grad}
+        refuse_others(optimizer, self._trained)
         nccl = Nccl(list(model.parameters()), backend)
         self._members = Membership(self._training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
         self._step = _Step([])
         self._loss_read = -_LOSS_EVERY
+        self._first = True
 
     @property
     def step_number(self) -> int:
@@ -158,6 +184,25 @@ class Session:
         """The number of ranks in the round under way."""
         return self._members.place["world_size"]
 
+    def warm_up(self, loss: Callable[[], torch.Tensor]) -> None:
+        """Before the `with`: computes a loss and its gradient, as a step will, while no other rank waits for this one.
+        So `torch.compile` compiles, and CUDA starts. Buffers and random numbers are then as before, and no gradient is
+        left.
+
+        ::
+
+            session = elastic.Session(model, optimizer, sampler)
+            session.warm_up(lambda: loss_of(model(images), labels))
+            with session:
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        with torch.random.fork_rng():
+            loss().backward()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        self._gradients.clear()
+
     def __enter__(self) -> Session:
         self._members.departure.begin()
         try:
@@ -166,6 +211,8 @@ class Session:
             # SIGTERM, perhaps: the end of this process must not wait for the group.
             self._members.leave_group()
             raise
+        # Not when the first newcomer is to get it, or the first checkpoint is read.
+        tree.take_apart(self._training.value())
         self._tell_group()
         return self
 
@@ -191,17 +238,38 @@ class Session:
         """
         if getattr(loader, "batch_sampler", None) is not self.sampler:
             raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
+        if self.sampler.epoch >= epochs:
+            say(
+                f"session.steps has nothing left to do: `epochs={epochs}` counts all epochs of the training, and "
+                f"{self.sampler.epoch} are done. A loop by epochs is `for epoch in session.epochs(…)`"
+            )
         while self.sampler.epoch < epochs:
-            # The loader draws a number from which its processes seed themselves.
-            self._training.seed_for("loader")
+            # The loader draws a number from which its processes seed themselves: those of each rank otherwise.
+            self._training.seed_for(f"loader {self.sampler.first_place()}")
             epoch, batches = self.sampler.epoch, iter(loader)
             while self.sampler.epoch == epoch:
-                began = time.monotonic()
                 yield from self._batches_of_a_step(batches)
                 if self._changes():
                     # Batches that were read ahead are another place's.
                     break
-                self._members.longest_step = max(0.9 * self._members.longest_step, time.monotonic() - began)
+                self._members.longest_step = max(0.9 * self._members.longest_step, time.monotonic() - self._step.began)
+
+    def epochs(self, count: int) -> Iterator[Epoch]:
+        """The epochs that are left of `count`: for what a script does once an epoch. A worker that comes later begins
+        with the one under way.
+
+        ::
+
+            for epoch in session.epochs(10):
+                for images, labels in epoch.batches(loader):
+                    session.backward(loss_of(model(images), labels))
+                    session.step()
+        """
+        while self.epoch < count:
+            number = self.epoch
+            yield Epoch(number, self)
+            if self.epoch == number:
+                raise RuntimeError("an epoch ends when all its steps are done: `for batch in epoch.batches(loader)`")
 
     def _batches_of_a_step(self, batches: Iterator[Any]) -> Iterator[Any]:
         place = self.sampler.first_place()
@@ -209,8 +277,12 @@ class Session:
         for size in step.batches:
             self._training.seed_for(place)
             place += size
+            batch = self._members.departure.next_batch(batches)
+            if batch is None:
+                step.lost = "this worker is asked to leave, and so were the processes that read its batches"
+                return
             step.turn = _Turn.BACKWARD
-            yield next(batches)
+            yield batch
             if step.turn is not _Turn.NEXT_BATCH:
                 raise RuntimeError("call session.backward(loss) and then session.step() for each batch")
             if step.lost is not None:
@@ -233,6 +305,21 @@ class Session:
             step.loss = loss.detach()
             step.done += 1
 
+    @property
+    def step_is_complete(self) -> bool:
+        """Whether the gradient of the whole step, over all ranks, is in the parameters: from `backward` of its last batch
+        to `step`."""
+        step = self._step
+        return step.turn is _Turn.STEP and step.lost is None and step.done == len(step.batches)
+
+    def clip(self, max_norm: float) -> torch.Tensor | None:
+        """Between `backward` and `step`: scales the gradient of a whole step down to a norm of `max_norm` at most, and
+        returns what its norm was. After a batch that is not the step's last, it does nothing and returns None: to clip a
+        part of the gradient would make the result depend on the number of ranks."""
+        if not self.step_is_complete:
+            return None
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+
     def step(self) -> bool:
         """Applies the step, if this was its last batch. Returns whether it was applied: not for an earlier batch, and not
         if a peer is gone; then the step is done again in the next group."""
@@ -243,10 +330,38 @@ class Session:
         if step.lost is not None or step.done < len(step.batches):
             return False
         self._training.apply()
+        if self._first:
+            # Optimizers have a state now.
+            tree.take_apart(self._training.value())
+            self._first = False
         self._gradients.clear()
         self._disk.take_snapshot(self._members.place)
         worker.report_progress(self.step_number, epoch=self.epoch, loss=self._newest_loss())
         return True
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around what a script does between two steps and that takes long, such as an evaluation or a test: rounds form
+        meanwhile, and no other rank takes this one for lost.
+
+        ::
+
+            with session.aside():
+                accuracy = evaluate(model)
+
+        Every rank enters it after the same step; what is done inside may be another on each. It changes nothing that a
+        step changes. At its end all ranks wait for each other.
+        """
+        if self._step.lost is None and self._step.done < len(self._step.batches):
+            raise RuntimeError("session.aside is for what is done between two steps, after session.step")
+        group, entered = self._members.group, time.monotonic()
+        with self._members.aside():
+            yield
+        self._step.began += time.monotonic() - entered
+        if self._members.group is not group:
+            self._gradients.clear()
+            self._step = _Step([], moved=True)
+            self._tell_group()
 
     def _add(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -257,6 +372,7 @@ class Session:
 
         def summed() -> tuple[int, int]:
             changing, leaving = worker.forming() is not None, self._members.departure.asked
+            refuse_others(self.optimizer, self._trained)
             self._gradients.sum_over(self._members.group, changing=changing, leaving=leaving)
             self._add(loss)
             self._disk.copied()
@@ -277,15 +393,18 @@ class Session:
     def _changes(self) -> bool:
         """After a step: enters the next group if this one changes. Returns whether it did."""
         lost, (changing, leaving) = self._step.lost, self._step.votes
+        if self._step.moved:
+            return True
         if lost is None:
             if leaving == 0 and changing == 0:
-                self._disk.save_if_due(self._members.place)
-                return False
-            if leaving:
+                lost = self._save_together() if self._disk.due() else None
+                if lost is None:
+                    return False
+            elif leaving and (save := self._disk.save(self._members.place)):
                 # The others may be asked to leave in the next moment, and then no worker has the state.
-                self._disk.save_by_rank_0(self._members.place)
+                save()
             if self._members.departure.asked:
-                sys.exit(STOPPED)
+                self._members.departure.leave()
         self._next_group(lost)
         return True
 
@@ -299,14 +418,51 @@ class Session:
         if self._on_group is not None:
             self._on_group(self)
 
+    def _save_together(self) -> str | None:
+        """Has rank 0 write a checkpoint, however long that takes. Returns why the group was lost, if it was."""
+        save = self._disk.save(self._members.place)
+        try:
+            self._replica.together(lambda: self._members.while_others_wait(save))
+        except GroupLost as lost:
+            return str(lost)
+        return None
+
     def _finish_together(self) -> None:
+        """The last step is done on all ranks, and saved. A worker that starts later has no more to do then."""
         while True:
             try:
                 self._replica.together(self._members.meet_at_the_end)
-                return
+                why = self._save_together()
             except GroupLost as lost:
                 why = str(lost)
+            if why is None:
+                return
             self._next_group(why)
+
+
+def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError for what would fail at the first step, or train each rank in its own way."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS computes a loss several times in a step: a session computes it once, for all ranks")
+    for name, one in model.named_parameters():
+        if one.is_complex() and one.requires_grad:
+            raise ValueError(f"the parameter {name!r} is complex: keep it as real numbers")
+    for name, one in model.named_modules():
+        if isinstance(one, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and one.sparse:
+            raise ValueError(f"the gradient of {name!r} would be sparse: give the layer sparse=False")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            "the model is wrapped in DistributedDataParallel, which would sum its gradients a second time, over a group "
+            "that ends with its first lost worker: pass the model inside, such as model.module"
+        )
+
+
+def _no_group_beside(replica: Replica) -> None:
+    if replica.mesh is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise ValueError(
+            "torch.distributed.init_process_group has made a group of this job's workers. It ends with the first worker "
+            "that is lost, and no later worker can join it: leave it out, a session has groups of its own"
+        )
 
 
 def _fit(sampler: ElasticBatchSampler, replica: Replica, same_bits: bool) -> None:

@@ -24,8 +24,13 @@ class Training:
         sampler: ElasticBatchSampler,
         scheduler: Any = None,
         seed: int | None = None,
+        scheduler_per: str = "step",
     ) -> None:
-        """seed: the script's. Without one rank 0's is part of the state."""
+        """seed: the script's. Without one rank 0's is part of the state. scheduler_per: "step" or "epoch". Raises
+        ValueError for another word."""
+        if scheduler_per not in ("step", "epoch"):
+            raise ValueError(f'scheduler_per is "step" or "epoch", not {scheduler_per!r}')
+        self._by_epoch = scheduler_per == "epoch"
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self.step_number = 0
         self._given, self.seed = seed is not None, torch.initial_seed() if seed is None else seed
@@ -40,9 +45,10 @@ class Training:
     def apply(self) -> None:
         """Does the step whose gradient is in the parameters."""
         self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
+        epoch = self.sampler.epoch
         self.sampler.advance()
+        if self.scheduler is not None and (not self._by_epoch or self.sampler.epoch > epoch):
+            self.scheduler.step()
         self.step_number += 1
 
     def value(self) -> dict[str, Any]:
@@ -79,37 +85,34 @@ def _senders(descriptions: list[dict[str, Any]], holders: Sequence[int]) -> list
     return chosen
 
 
-def send(group: Group, state: Any, holders: Sequence[int], receivers: list[int]) -> None:
-    """Sends this rank's part of `state` to all `receivers`. Every holder calls this, with an equal state."""
+def share(group: Group, training: Training, holders: Sequence[int], mesh: Any = None) -> Any:
+    """Gives all ranks the state that the `holders` have. Each of these sends a part of it. Every rank calls this, and
+    holders have an equal state. Returns what this rank is to load, None on a holder. `mesh`: the device mesh of its
+    sharded tensors."""
+    receivers = [rank for rank in range(group.size) if rank not in holders]
+    if group.rank not in receivers:
+        if receivers:
+            group.finish_with_all(_send(group, training.value(), holders, receivers))
+        return None
+    length = torch.zeros(1, dtype=torch.int64)
+    group.finish(group.start_receive([length], holders[0]))
+    text = torch.empty(int(length), dtype=torch.uint8)
+    group.finish(group.start_receive([text], holders[0]))
+    description = tree.of_bytes(text)
+    tensors = tree.room_for(description)
+    of_sender: dict[int, list[torch.Tensor]] = {}
+    for tensor, sender in zip(tensors, _senders(tree.tensors_of(description), holders)):
+        of_sender.setdefault(sender, []).append(tree.as_bytes(tensor))
+    group.finish_with_all([group.start_receive(parts, sender) for sender, parts in of_sender.items()])
+    return tree.put_together(description, tensors, lambda _: mesh)
+
+
+def _send(group: Group, state: Any, holders: Sequence[int], receivers: list[int]) -> list[Any]:
+    """Begins to send this rank's part of `state` to all `receivers`."""
     description, tensors = tree.take_apart(state)
-    works, kept = [], []
+    senders = _senders(tree.tensors_of(description), holders)
+    parts = [tree.as_bytes(one) for one, sender in zip(tensors, senders) if sender == group.rank]
     if group.rank == holders[0]:
         text = tree.to_bytes(description)
-        length = torch.tensor([len(text)])
-        kept += [text, length]
-        for rank in receivers:
-            works += [group.start_send(length, rank, 0), group.start_send(text, rank, 1)]
-    for number, sender in enumerate(_senders(tree.tensors_of(description), holders)):
-        if sender == group.rank and tensors[number].numel():
-            flat = tree.as_bytes(tensors[number])
-            kept.append(flat)
-            works += [group.start_send(flat, rank, number + 2) for rank in receivers]
-    for work in works:
-        group.finish(work)
-
-
-def receive(group: Group, holders: Sequence[int], mesh: Any = None) -> Any:
-    """The state that the holders send, each a part of it. `mesh`: the device mesh of its sharded tensors."""
-    length = torch.zeros(1, dtype=torch.int64)
-    group.finish(group.start_receive(length, holders[0], 0))
-    text = torch.empty(int(length), dtype=torch.uint8)
-    group.finish(group.start_receive(text, holders[0], 1))
-    description = tree.of_bytes(text)
-    described, tensors = tree.tensors_of(description), tree.room_for(description)
-    works = []
-    for number, sender in enumerate(_senders(described, holders)):
-        if tensors[number].numel():
-            works.append(group.start_receive(tree.as_bytes(tensors[number]), sender, number + 2))
-    for work in works:
-        group.finish(work)
-    return tree.put_together(description, tensors, lambda _: mesh)
+        parts = [torch.tensor([len(text)]), text, *parts]
+    return [group.start_send(parts, rank) for rank in receivers]

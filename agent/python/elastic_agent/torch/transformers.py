@@ -13,6 +13,8 @@ import torch
 import transformers
 
 from .. import worker
+from ..trainer_folder import newest_whole, step_of
+from .keeper import say
 from .snapshots import FrameworkCallback, Part, Snapshots, fingerprint, folder_for_one_read, from_rank_0
 
 # A snapshot's copy of the log: the whole of it would grow with the training.
@@ -36,7 +38,7 @@ class ElasticCallback(FrameworkCallback, transformers.TrainerCallback):
         """What `trainer.train(resume_from_checkpoint=...)` is to begin with: the newest state, the same on every
         rank. None if there is none."""
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or hasattr(trainer.model, "peft_config"):
-            return from_rank_0(newest_whole(trainer.args.output_dir))
+            return _newest_on_disk(trainer)
         self._trainer = trainer
         parts = {
             "model": Part(fingerprint(trainer.model), trainer.model.state_dict),
@@ -45,8 +47,8 @@ class ElasticCallback(FrameworkCallback, transformers.TrainerCallback):
             "trainer": Part("trainer", self._state_of_trainer),
         }
         self._snapshots = Snapshots(parts, **self._settings)
-        on_disk = from_rank_0(newest_whole(trainer.args.output_dir))
-        resumed = self._snapshots.resume(newer_than=_step_of(on_disk) if on_disk else 0)
+        on_disk = _newest_on_disk(trainer)
+        resumed = self._snapshots.resume(newer_than=step_of(on_disk) if on_disk else 0)
         if resumed is None:
             return on_disk
         self._restored = _as_checkpoint({name: part.loaded for name, part in parts.items()})
@@ -74,20 +76,10 @@ class ElasticCallback(FrameworkCallback, transformers.TrainerCallback):
         return json.dumps(state)
 
 
-def newest_whole(folder: str | os.PathLike[str]) -> str | None:
-    """The newest whole `checkpoint-N` in a Trainer's folder. A Trainer that is killed while it saves leaves one without
-    `trainer_state.json`; `get_last_checkpoint` takes that one, and every restart fails."""
-    found = []
-    for one in pathlib.Path(folder).glob("checkpoint-*"):
-        try:
-            found.append((_step_of(one), str(one)))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return max(found)[1] if found else None
-
-
-def _step_of(checkpoint: str | os.PathLike[str]) -> int:
-    return int(json.loads((pathlib.Path(checkpoint) / "trainer_state.json").read_text())["global_step"])
+def _newest_on_disk(trainer: transformers.Trainer) -> str | None:
+    """Rank 0's answer on every rank, and its lines alone: the folder is one for all."""
+    first = int(os.environ.get("RANK", "0")) == 0
+    return from_rank_0(newest_whole(trainer.args.output_dir, say) if first else None)
 
 
 def _as_checkpoint(loaded: dict[str, Any]) -> str:

@@ -42,9 +42,15 @@ def _described(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         return parts if type(value) is list else {"tuple": parts}
     if type(value) is bytes:
         return {"bytes": base64.b64encode(value).decode()}
+    if type(value) is set:
+        # In one order on every rank.
+        return {"set": [_described(one, tensors, f"an element of {where}") for one in sorted(value, key=repr)]}
+    if getattr(value, "shape", None) == () and type(getattr(value, "item", lambda: ...)()) in _PLAIN:
+        # A number of NumPy's, such as a learning rate that it computed, is that number.
+        return value.item()
     raise TypeError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}: a snapshot holds tensors, numbers, text, "
-        "bytes, and lists, tuples and dicts of these. Leave it out, or put it into such"
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}: a state that is sent or saved holds tensors, "
+        "numbers, text, bytes, and lists, tuples, sets and dicts of these. Leave it out, or put it into such"
     )
 
 
@@ -62,6 +68,12 @@ def _described_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor], where: 
     return {"tensor": len(tensors) - 1, "shape": list(tensor.shape), "dtype": str(tensor.dtype)[6:], **described}
 
 
+def plain(value: Any) -> Any:
+    """A value with the same tensors that `torch.load(weights_only=True)` reads. Raises TypeError if it holds what no
+    state may."""
+    return put_together(*take_apart(value))
+
+
 def tensors_of(description: Any) -> list[dict[str, Any]]:
     """The descriptions of the tensors, in their order."""
     found: list[dict[str, Any]] = []
@@ -76,7 +88,7 @@ def _walk(description: Any, each: Callable[[dict[str, Any]], None]) -> None:
     elif isinstance(description, dict):
         if "tensor" in description:
             each(description)
-        for name in ("dict", "tuple", "metadata"):
+        for name in ("dict", "tuple", "set", "metadata"):
             _walk(description.get(name), each)
 
 
@@ -145,6 +157,8 @@ def put_together(description: Any, tensors: list[torch.Tensor], mesh: Any = None
         return tuple(put_together(one, tensors, mesh) for one in description["tuple"])
     if "bytes" in description:
         return base64.b64decode(description["bytes"])
+    if "set" in description:
+        return {put_together(one, tensors, mesh) for one in description["set"]}
     pairs = [[put_together(one, tensors, mesh) for one in pair] for pair in description["dict"]]
     if "metadata" not in description:
         return dict(pairs)

@@ -124,6 +124,47 @@ async fn a_node_that_leaves_while_a_newcomer_joins_saves_what_only_it_has() {
 }
 
 #[tokio::test]
+async fn a_session_that_does_something_else_keeps_its_state_while_a_node_joins() {
+    let Some(torch) = Torch::find() else { return };
+    let job = Job::on_etcd("1:2").await.conf("quiesce_timeout", "2s").script(&torch, SCRIPT, &["stateful"]);
+    let mut agents = vec![job.start("a")];
+    let first = works(&job, "applied", 1, 1).await;
+    job.write("aside-a", "");
+    let aside = async || lines(&job).into_iter().find(|line| line.is("aside"));
+    let step = eventually("it is aside", LIMIT, aside).await.number("step");
+
+    // When a node joins, and gets its place, long before the first is back
+    agents.push(job.start("b"));
+    let place = async || job.workers().into_iter().find(|worker| worker.node == "b");
+    let second = eventually("b has a place", LIMIT, place).await.round;
+    assert!(second > first);
+    std::fs::remove_file(job.path("aside-a")).unwrap();
+
+    // Then the first has kept its process, and both continue from its state
+    works(&job, "applied", second, 2).await;
+    assert_eq!(pid_of(&job, "a", second), pid_of(&job, "a", first));
+    assert_eq!(first_step(&lines(&job), second), step);
+    let epochs = finish(&job);
+    ended(&mut agents, 0).await;
+    each_sample_once_an_epoch(&lines(&job), epochs);
+}
+
+#[tokio::test]
+async fn a_session_whose_loader_has_processes_saves_its_last_step() {
+    let Some(torch) = Torch::find() else { return };
+    let job = Job::on_etcd("1").await.script(&torch, SCRIPT, &["stateful"]);
+    std::fs::create_dir(job.path("checkpoints")).unwrap();
+    let mut a = job.start("a");
+    works(&job, "applied", 1, 1).await;
+    a.signal(Signal::TERM);
+    assert_eq!(a.exit(LIMIT).await, LEFT);
+    let done = last_step(&lines(&job), 1) + 1;
+    let saved = job.record("checkpoint").await.unwrap()["step"].as_u64().unwrap();
+    // A step whose samples it had named may be the one that could not be done.
+    assert!((done - 1..=done).contains(&saved), "{saved}, and {done} steps were begun");
+}
+
+#[tokio::test]
 async fn a_session_continues_from_the_agents_memory_when_all_die() {
     let Some(torch) = Torch::find() else { return };
     let job = Job::on_etcd("2").await.flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
@@ -213,6 +254,30 @@ async fn many_rounds_leave_nothing_behind(rounds: usize) {
 fn a_rank_that_dies_in_the_midst_of_sending_is_not_waited_for() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "dies_in_mid_transfer.py", &[]);
+}
+
+#[test]
+fn what_moves_slowly_between_ranks_is_waited_for() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "sends_slowly.py", &[]);
+}
+
+#[test]
+fn a_slow_disk_ends_no_group_and_the_last_step_is_saved() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "saves_slowly.py", &[]);
+}
+
+#[test]
+fn loops_do_what_they_say() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "runs_loops.py", &[]);
+}
+
+#[test]
+fn a_worker_with_a_loader_saves_whichever_processes_a_signal_ends() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "leaves_with_a_loader.py", &[]);
 }
 
 #[test]
