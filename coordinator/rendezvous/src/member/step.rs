@@ -97,7 +97,8 @@ impl Member {
         }
     }
 
-    /// A node without workers waits for its place for as long as the store answers: no leader gives it one without.
+    /// A newcomer waits for its place for as long as the store answers: no leader gives it one without. A node that had
+    /// one waits for the store, because the job is its own.
     pub(super) fn store_answered(&mut self, now: Time) {
         self.timers.set(Timer::Patience, now + self.spec.timings.join_timeout);
     }
