@@ -271,7 +271,10 @@ async fn an_unusable_log_directory_is_an_error_at_once(agent: Agent) {
 
 async fn a_log_directory_lost_later_sends_output_to_the_console(agent: Agent) {
     let mut setting = setting(agent, "3", "0", |_| {});
-    fs::remove_dir_all(setting.logs.directory().unwrap()).unwrap();
+    // A folder that is only gone is made again.
+    let directory = setting.logs.directory().unwrap().to_owned();
+    fs::remove_dir_all(&directory).unwrap();
+    fs::write(&directory, "").unwrap();
     setting.run(&["echo still here"]).await;
     assert_eq!(setting.console("console.out"), b"[default0]:still here\n");
 }

@@ -90,7 +90,7 @@ mod tests {
 
         assert_eq!(storm.pause(13, "later", true, MOST, now), Duration::ZERO, "they worked");
         for restarts in 14..17 {
-            storm.pause(restarts, "", false, MOST, now);
+            now += storm.pause(restarts, "", false, MOST, now);
         }
         now += LONG;
         assert_eq!(storm.pause(17, "later", false, MOST, now), Duration::ZERO, "they ran for long");
