@@ -286,7 +286,7 @@ mod tests {
             ("a:", "`` is not a port"),
             ("a:b", "`b` is not a port"),
             ("a:65536", "65536 is not a port"),
-            ("u:p@a:1", "`p@a:1` is not a port"),
+            ("u:p@a:1", "neither a host with a port nor an IPv6 address"),
             ("a/path", "'/' cannot be part of a host name"),
             ("[a]", "`a` is not an IPv6 address"),
             ("[::1", "lacks the closing `]`"),
