@@ -167,7 +167,10 @@ fn entries<'a>(
         }
         let mut refuse = |refusal: UsageError| match dialect {
             Dialect::Own => Err(refusal),
-            _ => Ok(warnings.push(refusal.to_string())),
+            _ => {
+                warnings.push(refusal.to_string());
+                Ok(())
+            }
         };
         if take_of(entry.key).is_none() && !WITHOUT_EFFECT.contains(&entry.key) {
             let unknown = Refusal::new("no such key", advice_for(entry.key));

@@ -26,7 +26,7 @@ use anyhow::Context;
 use elastic_node::logs::READERS;
 use elastic_node::trust;
 use elastic_rendezvous::End;
-use elastic_rendezvous::job::{Endpoint, Keys, NodeRecord, Spec};
+use elastic_rendezvous::job::{Keys, NodeRecord, Spec};
 use elastic_store::Store;
 use elastic_store::tls::MutualTls;
 use tokio::sync::mpsc;
@@ -41,7 +41,6 @@ use crate::machine::preflight::Joining;
 use crate::output::logs::{self, Console, LogDir, LogReaders, Logs};
 use crate::output::outcome::report::Report;
 use crate::run::progress::JobProgress;
-use crate::store::alone::Alone;
 use crate::store::backend::{self, Backend};
 use crate::store::participation::JobPaths;
 use crate::workers::gpu_holders::GpuHolders;
@@ -205,15 +204,14 @@ async fn join(
     group.guard().hold(identity.lock_fd())?;
     let listener = setup::listen(&options.network, &address.address)?;
     group.guard().hold(&listener)?;
-    let peer = Endpoint { host: address.address, port: listener.local_addr()?.port() };
-    setup::reached(options, &peer, &listener).await?;
+    let peer = setup::reached(options, address.address, &listener).await?;
 
     tracing::info!(job = %options.job, store = %backend.name, "joining");
     let (logs, requests) = mpsc::channel(READERS);
     let readers = LogReaders::start(group.output_history(), requests);
     let part = setup::participation(&backend, &paths, options.job.clone(), listener, logs, tls.clone());
-    let socket = identity.fresh_socket();
-    let socket = WorkerSocket::open(&socket, backend.rendezvous.clone(), paths.clone(), part.status())?;
+    let socket =
+        WorkerSocket::open(&identity.fresh_socket(), backend.rendezvous.clone(), paths.clone(), part.status())?;
     let watchdog = Watchdog::start(options.watch.limits, timers, socket.steps());
     let goodput = metrics.as_ref().map(Metrics::goodput_observer);
     if let Some(metrics) = metrics {
@@ -223,8 +221,7 @@ async fn join(
     }
     let mut progress = JobProgress::new(backend.store(), &paths.keys, part.status(), socket.furthest(), goodput);
     let mut record = setup::record(options, &identity, peer, slots);
-    let (store, nodes, keys) = (options.store.clone(), options.spec.max_nodes, paths.keys.clone());
-    let alone = Alone { options: store, nodes, keys, node: record.id(), tls };
+    let alone = setup::alone(options, &paths.keys, record.id(), tls);
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name);
     let warm_up_limit = options.workers.warm_up.unwrap_or_default();
     let status = part.status();

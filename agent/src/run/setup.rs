@@ -11,7 +11,9 @@ use std::time::Duration;
 use anyhow::Context;
 use elastic_node::Node;
 use elastic_node::logs::LogRequest;
-use elastic_rendezvous::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release, RoundRecord, Spec, Versioned};
+use elastic_rendezvous::job::{
+    Endpoint, JobId, Keys, NodeId, NodeRecord, Phase, Release, RoundRecord, Spec, Versioned,
+};
 use elastic_store::tls::MutualTls;
 use elastic_store::{Op, OpResult, Store, Txn};
 use elastic_torchelastic::{DEFAULT_PREFIX, Paths, TorchElastic};
@@ -27,6 +29,7 @@ use crate::machine::identity::{self, NodeIdentity};
 use crate::machine::{interfaces, numa, preflight};
 use crate::output::events::{self, EventHandler};
 use crate::output::logs::{Console, LogDir, LogNames};
+use crate::store::alone::Alone;
 use crate::store::backend::Backend;
 use crate::store::choice::StoreChoice;
 use crate::store::participation::{JobPaths, JobStore, Participation};
@@ -148,6 +151,12 @@ pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result
     Ok((address, env))
 }
 
+/// What tells why no other node comes, for this node.
+pub(super) fn alone(options: &Options, keys: &Keys, node: NodeId, tls: Option<MutualTls>) -> Alone {
+    let (store, nodes) = (options.store.clone(), options.spec.max_nodes);
+    Alone { options: store, nodes, keys: keys.clone(), node, tls }
+}
+
 /// The settings that are the same for every group of workers.
 pub(super) fn group(
     options: &Options,
@@ -160,7 +169,7 @@ pub(super) fn group(
 ) -> anyhow::Result<GroupSetup> {
     let WorkersPlan { command, slots, cpus } = plan;
     // A job that was given no id has a fresh one at each start.
-    if options.store.choice == StoreChoice::Standalone && Uuid::try_parse(&options.job.to_string()).is_ok() {
+    if options.store.choice == StoreChoice::Standalone && Uuid::try_parse(options.job.as_ref()).is_ok() {
         env.push((UNNAMED_ENV, "1".into()));
     }
     Ok(GroupSetup {
@@ -190,17 +199,18 @@ pub(super) fn listen(network: &NetworkOptions, address: &str) -> anyhow::Result<
     })
 }
 
-/// Checks that a node which was given an address is there. A port that refuses proves to the other nodes that this node
-/// is dead, so a node that is elsewhere must not join.
-pub(super) async fn reached(options: &Options, peer: &Endpoint, listener: &TcpListener) -> anyhow::Result<()> {
+/// Where other nodes reach this one. Checks that a node which was given an address is there: a port that refuses proves
+/// to the other nodes that this node is dead, so a node that is elsewhere must not join.
+pub(super) async fn reached(options: &Options, host: String, listener: &TcpListener) -> anyhow::Result<Endpoint> {
+    let peer = Endpoint { host, port: listener.local_addr()?.port() };
     if options.network.local_addr.is_none() {
-        return Ok(());
+        return Ok(peer);
     }
     let connected = tokio::time::timeout(SELF, TcpStream::connect((peer.host.as_str(), peer.port))).await;
     // Whether a silent or translated address leads here, only another machine can find out.
-    let Ok(Err(error)) = connected else { return Ok(()) };
+    let Ok(Err(error)) = connected else { return Ok(peer) };
     if error.kind() != ErrorKind::ConnectionRefused {
-        return Ok(());
+        return Ok(peer);
     }
     let advice = format!(
         "--local-addr (or --peer-port, --master-addr): {peer} refuses connections, so other nodes would take this node \

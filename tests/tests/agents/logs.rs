@@ -232,16 +232,18 @@ fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
 async fn without_files_the_end_of_standard_error_is_there_and_a_flag_is_named() {
     let job = job("1", WORKER).await.flag("--log-dir=/dev/null");
     let mut agent = job.start("a");
-    let printed = lines(&job, &[], 1).await;
-    assert_eq!(printed, "[0]:err 0 0\n");
+    // The agent's own output is one file, and so its workers write to one pipe.
+    let printed = lines(&job, &[], 2).await;
+    assert_eq!(printed, "[0]:out 0 0\n[0]:err 0 0\n");
     let (ok, _, said) = logs(&job, &[]).await;
-    let why = "node a: the standard output of its workers goes to the agent's own console, past the agent: start \
-               agents with --redirects=3";
+    let why = "node a: the standard output of its workers is with standard error, as both of the agent's are one file: \
+               start agents with --redirects=3";
     assert!(ok && said.contains(why), "{said}");
     go(&job, 0);
     // Of the worker before, too.
-    eventually("the next worker", LIMIT, async || (logs(&job, &[]).await.1 == "[0]:err 0 1\n").then_some(())).await;
-    assert_eq!(lines(&job, &["--round", "1"], 1).await, "[0]:err 0 0\n");
+    let next = "[0]:out 0 1\n[0]:err 0 1\n";
+    eventually("the next worker", LIMIT, async || (logs(&job, &[]).await.1 == next).then_some(())).await;
+    assert_eq!(lines(&job, &["--round", "1"], 3).await, "[0]:out 0 0\n[0]:err 0 0\n[0]:end 0 0\n");
     go(&job, 1);
     assert_eq!(agent.exit(LIMIT).await, 0);
 }
