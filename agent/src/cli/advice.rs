@@ -1,19 +1,20 @@
 //! Advice in the form in which the settings came: as flags, or as the variables of a pod's spec.
 
-use super::flags;
+use super::list;
+use crate::store::choice::StoreOptions;
 
 /// The same text with a variable for each flag: `--rdzv-conf=is_host=1` becomes `PET_RDZV_CONF=is_host=1`, `--peer-key
 /// FILE` becomes `PET_PEER_KEY=FILE`, and `--insecure` becomes `PET_INSECURE=1`.
-pub(crate) fn as_variables(text: &str) -> String {
+pub(super) fn as_variables(text: &str) -> String {
     let mut parts = text.split("--");
     let mut written = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let end = part.find(|c: char| !c.is_ascii_lowercase() && c != '-').unwrap_or(part.len());
         let (name, rest) = part.split_at(end);
-        let takes_value = flags::takes_value(name);
+        let takes_value = list::takes_value(name);
         match takes_value {
             None => written.push_str("--"),
-            Some(_) => written.push_str(&flags::variable(name)),
+            Some(_) => written.push_str(&list::variable(name)),
         }
         let placeholder = rest.strip_prefix(' ').filter(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
         match (takes_value, placeholder) {
@@ -24,6 +25,13 @@ pub(crate) fn as_variables(text: &str) -> String {
         }
     }
     written
+}
+
+impl StoreOptions {
+    /// Advice that names flags, in the form in which the endpoint came.
+    pub(crate) fn in_form(&self, advice: String) -> String {
+        if self.by_variables { as_variables(&advice) } else { advice }
+    }
 }
 
 #[cfg(test)]

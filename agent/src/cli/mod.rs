@@ -1,7 +1,7 @@
 //! The command line: argv and environment become one validated [`Options`]. Nothing here reads files or the network,
 //! and only [`from_process`] reads this process.
 
-pub(crate) mod advice;
+mod advice;
 mod checks;
 mod completion;
 mod conf;
@@ -10,6 +10,7 @@ mod endpoint;
 mod error;
 mod flags;
 mod help;
+mod list;
 mod network;
 mod output;
 mod program;
@@ -267,7 +268,7 @@ fn level(verbose: u8, named: Option<OsString>, usual: Level, warnings: &mut Vec<
 
 /// Refuses torchrun's flag that cannot exist here. With torchrun this flag has no variable.
 fn refuse_logs_specs(settings: &Settings<'_>) -> Result<(), UsageError> {
-    if settings.on_command_line(flags::LOGS_SPECS) && settings.text(flags::LOGS_SPECS)?.is_some() {
+    if settings.on_command_line(list::LOGS_SPECS) && settings.text(list::LOGS_SPECS)?.is_some() {
         let cause = "it names a class of a Python package, and no Python runs in the agent";
         let advice = "leave it out; --log-dir, --redirects and --tee say where output goes";
         return Err(Refusal::new(cause, advice).of("--logs-specs"));

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use elastic_store::tls::TlsFiles;
 
 use super::error::{Refusal, UsageError};
-use super::flags::{Settings, variable};
+use super::flags::Settings;
+use super::list::variable;
 use super::values;
 use crate::machine::address::NetworkOptions;
 use crate::store::choice::{StoreChoice, StoreOptions};

@@ -39,7 +39,7 @@ impl CommandLines {
     }
 }
 
-/// What to say of nodes that run another command line than `own`. A record of an older release does not tell.
+/// What to say of nodes that run another command line than `own`. Nodes whose records do not name one are left out.
 fn others(own: &NodeRecord, records: impl Iterator<Item = NodeRecord>) -> Option<String> {
     const SHOWN: usize = 5;
     let differs = |record: &NodeRecord| record.command.is_some() && record.command != own.command;

@@ -135,8 +135,8 @@ async fn prepare(
     let identity = setup::claim_name(options).await?;
     let paths = setup::job_paths(options.store.prefix.as_deref(), &options.job);
     health.before(setup::waits_for(&options.store.choice));
-    let way = backend::Way { tls, network: &options.network, by_variables: options.store.by_variables };
-    let mut backend = backend::open(&options.store.choice, &paths, way, options.spec.timings.join_timeout).await?;
+    let way = backend::Way { tls, network: &options.network, store: &options.store };
+    let mut backend = backend::open(&paths, way, options.spec.timings.join_timeout).await?;
     // Without a port, no one can read metrics.
     let metrics = options.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name, tls.cloned()));
     if let Some(metrics) = &metrics {

@@ -19,10 +19,9 @@ use elastic_torchelastic::etcd_v2::EtcdV2;
 use elastic_torchelastic::met_on_v2;
 use tokio::net::TcpStream;
 
-use crate::cli::advice::as_variables;
 use crate::machine::address::{NetworkOptions, names_loopback};
 use crate::machine::interfaces::{self, Interface};
-use crate::store::choice::{Credentials, StoreChoice, Tls};
+use crate::store::choice::{Credentials, StoreChoice, StoreOptions, Tls};
 use crate::store::participation::{JobPaths, JobStore};
 
 /// Where Debian and related distributions keep the system certificates, for TLS without a CA of one's own.
@@ -126,8 +125,8 @@ pub(crate) struct Way<'a> {
     pub tls: Option<&'a MutualTls>,
     /// Among others the address to serve it on. None: a loopback address that the endpoint names, else all.
     pub network: &'a NetworkOptions,
-    /// Whether advice names variables, and not flags.
-    pub by_variables: bool,
+    /// Which store, and the form of advice.
+    pub store: &'a StoreOptions,
 }
 
 /// How long to wait for a store, and what a user can do if it does not answer.
@@ -138,8 +137,7 @@ struct Patience {
 
 impl Patience {
     fn of(limit: Duration, advice: &str, way: Way<'_>) -> Patience {
-        let advice = if way.by_variables { as_variables(advice) } else { advice.to_owned() };
-        Patience { limit, advice }
+        Patience { limit, advice: way.store.in_form(advice.to_owned()) }
     }
 }
 
@@ -161,13 +159,8 @@ fn served_elsewhere(endpoint: &Endpoint, is_host: Option<bool>) -> String {
 }
 
 /// Opens the job's store. If it does not answer yet, this waits for up to `patience`.
-pub(crate) async fn open(
-    rendezvous: &StoreChoice,
-    paths: &JobPaths,
-    way: Way<'_>,
-    patience: Duration,
-) -> Result<Backend, BackendError> {
-    match rendezvous {
+pub(crate) async fn open(paths: &JobPaths, way: Way<'_>, patience: Duration) -> Result<Backend, BackendError> {
+    match &way.store.choice {
         StoreChoice::Standalone => {
             let store = Arc::new(MemoryStore::start(Limits::default()));
             Ok(Backend::of(JobStore::Store(store), "a store of this process".into()))

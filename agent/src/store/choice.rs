@@ -4,8 +4,6 @@ use std::path::PathBuf;
 
 use elastic_rendezvous::job::Endpoint;
 
-use crate::cli::advice::as_variables;
-
 /// Where and how the nodes meet, as the command line says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoreOptions {
@@ -16,13 +14,6 @@ pub(crate) struct StoreOptions {
     pub place: Option<u32>,
     /// Whether the endpoint came by its variable, as in a pod. Then advice names variables too.
     pub by_variables: bool,
-}
-
-impl StoreOptions {
-    /// Advice that names flags, in the form in which the endpoint came.
-    pub(crate) fn in_form(&self, advice: String) -> String {
-        if self.by_variables { as_variables(&advice) } else { advice }
-    }
 }
 
 /// The store that nodes meet through.
