@@ -58,6 +58,8 @@ pub(crate) struct Options {
     /// The launcher that this program replaces.
     pub dialect: Dialect,
     pub job: JobId,
+    /// Whether that id was made up for this run.
+    pub is_unnamed: bool,
     pub node_name: Option<String>,
     /// What all agents of the job must share.
     pub spec: Spec,
@@ -157,7 +159,12 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         warnings.extend(passed_over);
         handled
     });
-    let job = job(settings, nodes, &store.choice, fresh, &mut warnings)?;
+    let is_unnamed = settings.switch("standalone")? || rendezvous::is_unaddressed(settings, nodes)?;
+    let job = if is_unnamed {
+        job_id(&fresh.to_string()).map_err(|refusal| refusal.of("--standalone"))?
+    } else {
+        job(settings, &store.choice, &mut warnings)?
+    };
     let spec = spec::read(settings, &conf, nodes, &store, network.tls.is_some())?;
     without_effect(settings)?;
     let output = output::read(settings)?;
@@ -169,6 +176,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     Ok(Options {
         dialect: settings.dialect,
         job,
+        is_unnamed,
         node_name: settings.parsed("node-name", |text| values::id(text, LONGEST_NODE))?,
         workers: program::workers(settings, &conf, &spec.timings, &output.logs)?,
         spec,
@@ -206,16 +214,8 @@ fn warn_of_v2(
     Ok(())
 }
 
-fn job(
-    settings: &Settings<'_>,
-    nodes: NodeRange,
-    rendezvous: &StoreChoice,
-    fresh: Uuid,
-    warnings: &mut Vec<String>,
-) -> Result<JobId, UsageError> {
-    if settings.switch("standalone")? || rendezvous::is_unaddressed(settings, nodes)? {
-        return job_id(&fresh.to_string()).map_err(|refusal| refusal.of("--standalone"));
-    }
+/// The id of a job that other runs may meet.
+fn job(settings: &Settings<'_>, rendezvous: &StoreChoice, warnings: &mut Vec<String>) -> Result<JobId, UsageError> {
     if let Some(job) = settings.parsed("rdzv-id", job_id)? {
         return Ok(job);
     }

@@ -19,7 +19,6 @@ use elastic_store::{Op, OpResult, Store, Txn};
 use elastic_torchelastic::{DEFAULT_PREFIX, Paths, TorchElastic};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use uuid::Uuid;
 
 use crate::cli::Options;
 use crate::machine::address::{Advertised, NetworkOptions, advertised, foreign};
@@ -168,8 +167,7 @@ pub(super) fn group(
     console: &Console,
 ) -> anyhow::Result<GroupSetup> {
     let WorkersPlan { command, slots, cpus } = plan;
-    // A job that was given no id has a fresh one at each start.
-    if options.store.choice == StoreChoice::Standalone && Uuid::try_parse(options.job.as_ref()).is_ok() {
+    if options.is_unnamed {
         env.push((UNNAMED_ENV, "1".into()));
     }
     Ok(GroupSetup {

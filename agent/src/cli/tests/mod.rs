@@ -407,6 +407,14 @@ fn the_log_level_has_pythons_names() {
 }
 
 #[test]
+fn an_id_that_was_given_is_the_jobs_name_also_if_it_is_a_uuid() {
+    let given = FRESH.to_string();
+    let one = run(&format!("--rdzv-backend=c10d --nnodes=1 --rdzv-id={given} t"));
+    assert_eq!((one.job.as_ref(), one.is_unnamed), (given.as_str(), false));
+    assert!(run("--standalone t").is_unnamed && run("--rdzv-backend=static t").is_unnamed);
+}
+
+#[test]
 fn flags_without_effect_are_taken() {
     let options = run("--start-method=fork --monitor-interval=5 --rdzv-backend=c10d --rdzv-conf \
          close_timeout=30,keep_alive_interval=2 t");
