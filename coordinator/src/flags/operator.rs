@@ -114,7 +114,7 @@ pub enum Command {
     Drain {
         /// The job
         job: String,
-        /// The node's name, as `elasticctl describe` shows it
+        /// The node's name, as `elasticctl describe` shows it, or its host's name if no other node is there
         node: String,
     },
     /// Let a drained node take part again, once its agent is started

@@ -15,7 +15,7 @@ use elastic_rendezvous::job::overview::Job;
 use elastic_rendezvous::job::{Desired, JobId, NodeId, Phase, TakenBack};
 
 /// What is asked of a job. The variants have named fields alone, also where there are none, since that is how JSON names
-/// them.
+/// them. A node that is here may also be given by its host's name, if no other node is there.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Wish {
@@ -110,7 +110,8 @@ pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Resu
         }
         Wish::Undrain { node } => {
             let before = desired.drain.len();
-            desired.drain.retain(|drained| drained != node);
+            let name = name_of(job, node);
+            desired.drain.retain(|drained| drained != node && Some(drained) != name.as_ref());
             if desired.drain.len() == before {
                 let drained = desired.drain.iter().cloned();
                 let there = listing(drained, "drained are", "none is drained");
@@ -128,8 +129,8 @@ pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Resu
             include(id, job, &mut desired, name)?;
         }
         Wish::Evict { node } => {
-            let mut named = ids_of(job, node).peekable();
-            if named.peek().is_none() {
+            let named = ids_of(job, node);
+            if named.is_empty() {
                 return Err(no_such_node(id, job, node));
             }
             // Those that are gone need not be evicted any more.
@@ -182,15 +183,20 @@ pub fn advice(job: &Job, desired: &Desired, wish: &Wish) -> Option<String> {
     }
 }
 
-/// The nodes that are here, given by name or by id.
-fn ids_of<'a>(job: &'a Job, node: &'a str) -> impl Iterator<Item = &'a NodeId> {
-    let named = job.nodes.iter().filter(move |(id, record)| record.value.name == node || id.as_str() == node);
-    named.map(|(id, _)| id)
+/// The nodes that are here, given by name, by id, or by their host's name. A host of several names fits none: only one
+/// may be meant. (One name has several ids while an agent takes the place of its predecessor.)
+fn ids_of<'a>(job: &'a Job, node: &str) -> Vec<&'a NodeId> {
+    let all = || job.nodes.iter().map(|(id, record)| (id, &record.value));
+    let exact: Vec<_> = all().filter(|(id, record)| record.name == node || id.as_str() == node).collect();
+    let on_host = || all().filter(|(_, record)| record.host == node).collect();
+    let fits = if exact.is_empty() { on_host() } else { exact };
+    let one_name = fits.iter().all(|(_, record)| record.name == fits[0].1.name);
+    fits.into_iter().filter(|_| one_name).map(|(id, _)| id).collect()
 }
 
-/// The name of a node that is here, given by name or by id.
+/// The name of a node that is here, given as for [`ids_of`].
 fn name_of(job: &Job, node: &str) -> Option<String> {
-    let id = ids_of(job, node).next()?;
+    let id = *ids_of(job, node).first()?;
     Some(job.nodes.get(id)?.value.name.clone())
 }
 
@@ -258,6 +264,30 @@ mod tests {
         assert!(asked(&Wish::Include { node: node("d") }).is_err());
         let evicted = asked(&Wish::Evict { node: node("a") }).unwrap();
         assert_eq!(evicted.evict, [NodeId::new("a", "1")]);
+    }
+
+    #[test]
+    fn a_node_may_be_given_by_its_host_if_only_that_one_is_there() {
+        let id: JobId = "J".parse().unwrap();
+        let node = |name: &str, host: &str| {
+            format!(
+                r#"{{"name":"{name}","incarnation":"1","machine":"m","boot":"b","host":"{host}",
+                "peer":{{"host":"h","port":1}},"slots":1,"role":"r","phase":"running"}}"#
+            )
+        };
+        let nodes = [node("gpu1-0a1b2c", "gpu1"), node("x", "gpu2"), node("y", "gpu2"), node("gpu2", "gpu3")];
+        let round = r#"{"number":1,"generation":1,"state":"running","reason":"r"}"#;
+        let drained = |nodes: &[String], host: &str| {
+            let mut records = vec![("J/round".to_owned(), round)];
+            records.extend(nodes.iter().enumerate().map(|(at, node)| (format!("J/nodes/{at}:1"), node.as_str())));
+            let records: Vec<_> = records.iter().map(|(key, value)| (key.as_str(), *value)).collect();
+            let job = overview(&records).jobs.remove(&id).unwrap();
+            granted(&id, &job, Desired::default(), &Wish::Drain { node: host.to_owned() }).map(|desired| desired.drain)
+        };
+        assert_eq!(drained(&nodes, "gpu1").unwrap(), ["gpu1-0a1b2c"]);
+        assert_eq!(drained(&nodes, "gpu2").unwrap(), ["gpu2"], "a name comes before a host");
+        let error = drained(&nodes[..3], "gpu2").unwrap_err().to_string();
+        assert_eq!(error, r#"job J has no node "gpu2": there are gpu1-0a1b2c, x, y"#);
     }
 
     #[test]

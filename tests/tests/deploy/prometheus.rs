@@ -285,7 +285,7 @@ async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
 
     // When a job fails again and again until it has failed for good, and another finds no second node,
     // (after so long each time that every round is scraped)
-    let looping = Job::on(&site.etcd, "1").flag("--max-restarts=12").flag("--restarts-without-progress=12");
+    let looping = Job::on(&site.etcd, "1").flag("--max-restarts=7").flag("--restarts-without-progress=7");
     let looping = looping.program(["sh", "-c", "sleep 0.5; false"]);
     let mut failing = looping.start_with("loop", &["--rdzv-id=loop"]);
     let lonely = Job::on(&site.etcd, "2").conf("join_timeout", "300s");

@@ -393,15 +393,19 @@ fn ranks_in_different_operations_say_so() {
     assert!(errors.iter().any(|(error, _)| out_of_step(error)), "{errors:?}");
 }
 
-/// Passes bytes on between a rank that dials `port`'s holder and this port, which it returns: so many at a time, and a
-/// pause after each.
+/// Passes bytes on between a rank that dials this port, which it returns, and the rank that listens at `port`, also if
+/// that one listens later: so many bytes at a time, and a pause after each.
 fn slow_wire(port: u16, bytes: usize, pause: Duration) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let here = listener.local_addr().unwrap().port();
     // The threads end with their connections, or with the test's process.
     thread::spawn(move || {
         for near in listener.incoming().map_while(Result::ok) {
-            let Ok(far) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+            let dial = || {
+                thread::sleep(Duration::from_millis(5));
+                TcpStream::connect(("127.0.0.1", port))
+            };
+            let Some(far) = std::iter::repeat_with(dial).take(4000).find_map(Result::ok) else { continue };
             for (mut from, mut to) in
                 [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far.try_clone().unwrap(), near)]
             {

@@ -59,6 +59,11 @@ def node_mesh(device_type: str = "cpu") -> Any:
     return _mesh
 
 
+def has_foreign_group() -> bool:
+    """Whether torch.distributed's default group was made, and not by `node_mesh`."""
+    return _mesh is None and dist.is_available() and dist.is_initialized()
+
+
 class Replica:
     """One replica of the model, as one of its ranks sees it.
 

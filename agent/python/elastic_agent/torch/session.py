@@ -33,7 +33,7 @@ from .keeper import say
 from .membership import Membership
 from .nccl import Nccl
 from .ordered import OrderedGradients
-from .replica import Replica
+from .replica import Replica, has_foreign_group
 from .state import Training
 
 # Seconds between two losses that are reported.
@@ -145,7 +145,7 @@ class Session:
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
         _check(model, optimizer)
         self._replica = replica = Replica(model)
-        _no_group_beside(replica)
+        _no_group_beside()
         _fit(sampler, replica, same_bits)
         folder = None
         if checkpoint_dir is not None:
@@ -457,8 +457,8 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _no_group_beside(replica: Replica) -> None:
-    if replica.mesh is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+def _no_group_beside() -> None:
+    if has_foreign_group():
         raise ValueError(
             "torch.distributed.init_process_group has made a group of this job's workers. It ends with the first worker "
             "that is lost, and no later worker can join it: leave it out, a session has groups of its own"

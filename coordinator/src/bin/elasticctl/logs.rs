@@ -203,7 +203,8 @@ fn has_broken(error: &anyhow::Error) -> bool {
 fn targets(id: &JobId, job: &Job, flags: &LogsFlags) -> anyhow::Result<Vec<Target>> {
     // A done node's key stays after its agent, which stays a moment to be asked.
     let here = job.nodes.iter().map(|(node, record)| (node, &record.value));
-    let named = here.filter(|(_, record)| flags.node.as_ref().is_none_or(|name| record.name == *name));
+    let named =
+        here.filter(|(_, record)| flags.node.as_ref().is_none_or(|name| [&record.name, &record.host].contains(&name)));
     let mut found: Vec<_> = named.map(|(node, record)| (job.rank(node), node, record)).collect();
     found.sort_by_key(|(rank, ..)| rank.map_or(u32::MAX, |rank| rank.group_rank));
     if let Some(name) = flags.node.as_ref().filter(|_| found.is_empty() && !flags.follow && !job.nodes.is_empty()) {
