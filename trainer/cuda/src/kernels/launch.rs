@@ -14,7 +14,7 @@ use crate::{CudaError, Number};
 pub(crate) const THREADS: usize = 256;
 /// Threads for a row of scores in bf16, as in `loss.cu`.
 const THREADS_OF_A_ROW: usize = 1024;
-/// Blocks that sum squares. The order of the sum depends on this number, so it is the same on all GPUs.
+/// The most blocks that sum squares. The order of the sum depends on this number, so it is the same on all GPUs.
 const SQUARE_BLOCKS: usize = 256;
 
 impl Gpu {
@@ -69,13 +69,14 @@ impl Gpu {
 
     /// The Euclidean norm, once all work is done. `room` is kept from call to call.
     pub fn norm(&self, numbers: &CudaView<'_, f32>, room: &mut Buffer<f64>) -> Result<f64, CudaError> {
-        let mut sums = room.fit(self, SQUARE_BLOCKS)?;
+        let blocks = numbers.len().div_ceil(THREADS).clamp(1, SQUARE_BLOCKS);
+        let mut sums = room.fit(self, blocks)?;
         let count = numbers.len() as i64;
         let mut launch = self.launch("sum_squares");
         launch.arg(&mut sums).arg(numbers).arg(&count);
         // SAFETY: the arguments are the kernel's; there is a number for each block.
-        unsafe { self.run(launch, for_each(SQUARE_BLOCKS * THREADS), "take a norm") }?;
-        let mut squares = [0.0; SQUARE_BLOCKS];
+        unsafe { self.run(launch, for_each(blocks * THREADS), "take a norm") }?;
+        let mut squares = vec![0.0; blocks];
         self.download(&sums.as_view(), &mut squares)?;
         Ok(squares.iter().sum::<f64>().sqrt())
     }
