@@ -116,7 +116,7 @@ async fn nodes_go_back_one_by_one_while_the_job_trains() {
 #[tokio::test]
 async fn a_coordinator_is_replaced_by_one_of_the_other_release_and_back() {
     let Some(before) = PreviousRelease::build() else { return };
-    let job = Job::on_etcd("2").await.prompt().flag("--max-restarts=9");
+    let job = Job::on_etcd("2").await.prompt().flag("--max-restarts=9").flag("--restarts-without-progress=9");
     let mut agents = [Build::Before.start(&job, &before, "a"), Build::Now.start(&job, &before, "b")];
     let mut round = job.runs(1, 2).await;
     let address = job.etcd().address();
