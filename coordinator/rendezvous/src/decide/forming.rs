@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::refusals::refusals;
-use super::{Eviction, Form, PAUSED, Verdict, Wake, by_operator, eviction, names};
+use super::{Eviction, Evictions, Form, PAUSED, Verdict, Wake, by_operator, eviction, names};
 use crate::job::{Failure, FailureClass, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundRecord, RoundState};
 use crate::roster::{Says, SealedMember};
 use crate::seats::{Contest, in_order, seats};
@@ -258,7 +258,10 @@ fn patience_ends(view: &View) -> Option<Time> {
 /// Members of the last round that have not said they stopped: those to evict now, and those to wait for.
 fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>, Vec<&'a NodeId>) {
     let (roster, number) = (&view.roster, view.round.value.number);
-    let mut evict = Vec::new();
+    let mut evict = Evictions::default();
+    for node in view.evicted_by_operator().filter(|node| roster.member(node).is_some()) {
+        evict.add(by_operator(node));
+    }
     let mut outstanding = Vec::new();
     let too_late = "it did not stop in time";
     let answer_by = |node| {
@@ -267,21 +270,16 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
     };
     for node in roster.missing() {
         match view.liveness(now, node) {
-            Liveness::Lost(fate, reason) => evict.push(eviction(node, fate, reason)),
+            Liveness::Lost(fate, reason) => evict.add(eviction(node, fate, reason)),
             Liveness::Missing(at) if now < answer_by(node) => {
                 wake.at(at.min(answer_by(node)));
                 outstanding.push(node);
             }
-            Liveness::Missing(_) => evict.push(eviction(node, Fate::Unknown, too_late)),
+            Liveness::Missing(_) => evict.add(eviction(node, Fate::Unknown, too_late)),
             Liveness::Alive => {}
         }
     }
     let stopped = |says: Says| matches!(says, Some((of, Phase::Waiting | Phase::Stopped)) if of == number);
-    for node in view.evicted_by_operator().filter(|node| roster.member(node).is_some()) {
-        if evict.iter().all(|eviction| eviction.node != *node) {
-            evict.push(by_operator(node));
-        }
-    }
     let mut silent = roster.saying_not(stopped).peekable();
     let timings = &view.spec.timings;
     let soonest = view.since + timings.stop_grace.min(timings.drain_grace) + timings.margin;
@@ -297,11 +295,11 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
                 wake.at(answer_by(node));
                 outstanding.push(node);
             } else {
-                evict.push(eviction(node, Fate::Unknown, too_late));
+                evict.add(eviction(node, Fate::Unknown, too_late));
             }
         }
     }
-    (evict, outstanding)
+    (evict.list(), outstanding)
 }
 
 /// Until when a running round would be unsafe: an evicted member may still be at work, or, where no one stays, a whole

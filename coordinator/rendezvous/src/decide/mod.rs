@@ -19,7 +19,8 @@ mod forming;
 mod refusals;
 mod running;
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::exclusion;
 use super::roster::SealedMember;
@@ -205,6 +206,28 @@ pub(super) fn started(phase: Option<Phase>) -> bool {
 fn by_operator(node: &NodeId) -> Eviction {
     let reason = "the operator evicted this node: start its agent again if it may take part";
     Eviction { refused: true, ..eviction(node, Fate::Unknown, reason) }
+}
+
+/// Evictions by node. etcd takes no transaction that writes one key twice, and a node can be out for several reasons.
+#[derive(Default)]
+struct Evictions(BTreeMap<NodeId, Eviction>);
+
+impl Evictions {
+    /// The first reason stays. What is known best of the workers counts, and whether the agent must end.
+    fn add(&mut self, new: Eviction) {
+        match self.0.entry(new.node.clone()) {
+            Entry::Vacant(free) => drop(free.insert(new)),
+            Entry::Occupied(mut known) => {
+                let known = known.get_mut();
+                known.fate = known.fate.max(new.fate);
+                known.refused |= new.refused;
+            }
+        }
+    }
+
+    fn list(self) -> Vec<Eviction> {
+        self.0.into_values().collect()
+    }
 }
 
 fn eviction(node: &NodeId, fate: Fate, reason: &str) -> Eviction {

@@ -1,6 +1,6 @@
 //! Nodes that may not take part: drained ones, and those that claim another's name or place.
 
-use super::{Eviction, MOST_EVICTIONS, Verdict, by_operator, eviction, names};
+use super::{Eviction, Evictions, MOST_EVICTIONS, Verdict, by_operator, eviction, names};
 use crate::job::{Fate, NodeId, NodeRecord};
 use crate::roster::Present;
 use crate::view::View;
@@ -19,20 +19,24 @@ fn refusal(node: &NodeId, reason: &str) -> Eviction {
 /// Nodes without a place that the operator evicts.
 fn evicted(view: &View) -> Option<(Verdict, String)> {
     let there = view.evicted_by_operator().filter(|node| view.roster.is_placeless(node));
-    let there: Vec<&NodeId> = there.take(MOST_EVICTIONS).collect();
-    let evictions: Vec<Eviction> = there.iter().map(|node| by_operator(node)).collect();
-    (!there.is_empty()).then(|| (Verdict::Refuse(evictions), format!("the operator evicted {}", names(&there))))
+    refuse(there.map(by_operator), |there| format!("the operator evicted {there}"))
 }
 
 /// Nodes that the operator drains end once they have no place, neither in this round nor in the next.
 fn dismissals(view: &View) -> Option<(Verdict, String)> {
-    let drained: Vec<&NodeId> = view.drained_newcomers().take(MOST_EVICTIONS).collect();
-    if drained.is_empty() {
-        return None;
-    }
     let reason = "the operator drains this node: `elasticctl undrain` lets it take part again";
-    let evictions = drained.iter().map(|node| Eviction { drained: true, ..refusal(node, reason) });
-    Some((Verdict::Refuse(evictions.collect()), format!("{} has left: drained by the operator", names(&drained))))
+    let drained = view.drained_newcomers().map(|node| Eviction { drained: true, ..refusal(node, reason) });
+    refuse(drained, |drained| format!("{drained} has left: drained by the operator"))
+}
+
+/// Turns away as many of these nodes as one transaction takes, if there are any. `tells` of them by their names.
+fn refuse(all: impl Iterator<Item = Eviction>, tells: impl Fn(String) -> String) -> Option<(Verdict, String)> {
+    let mut refused = Evictions::default();
+    all.take(MOST_EVICTIONS).for_each(|eviction| refused.add(eviction));
+    let refused = refused.list();
+    let nodes: Vec<&NodeId> = refused.iter().map(|eviction| &eviction.node).collect();
+    let reason = tells(names(&nodes));
+    (!refused.is_empty()).then_some((Verdict::Refuse(refused), reason))
 }
 
 /// Nodes that claim a node rank which another node has.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::refusals::refusals;
-use super::{Eviction, Form, PAUSED, Stale, Verdict, Wake, by_operator, eviction, names, started};
+use super::{Eviction, Evictions, Form, PAUSED, Stale, Verdict, Wake, by_operator, eviction, names, started};
 use crate::job::{Failure, FailureClass, Fate, NodeId, Phase, RestartPolicy, RoundState};
 use crate::kv::Revision;
 use crate::roster::Says;
@@ -124,21 +124,21 @@ fn failed(view: &View, failure: Reported, lost: Vec<Eviction>) -> (Verdict, Stri
 /// Members that are lost while the round runs: dead, silent, or never started.
 fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
     let (roster, number) = (&view.roster, view.round.value.number);
-    let mut lost = Vec::new();
+    let mut lost = Evictions::default();
+    for node in view.evicted_by_operator().filter(|node| roster.member(node).is_some()) {
+        if view.phase_for(node, number) != Some(Phase::Done) {
+            lost.add(by_operator(node));
+        }
+    }
     for node in roster.gone() {
         if view.phase_for(node, number) == Some(Phase::Done) {
             // It did its part, and its record outlives it.
             continue;
         }
         match view.liveness(now, node) {
-            Liveness::Lost(fate, reason) => lost.push(eviction(node, fate, reason)),
+            Liveness::Lost(fate, reason) => lost.add(eviction(node, fate, reason)),
             Liveness::Missing(at) => wake.at(at),
             Liveness::Alive => {}
-        }
-    }
-    for node in view.evicted_by_operator().filter(|node| roster.member(node).is_some()) {
-        if view.phase_for(node, number) != Some(Phase::Done) && lost.iter().all(|eviction| eviction.node != *node) {
-            lost.push(by_operator(node));
         }
     }
     let start_by = view.since + view.spec.timings.start_timeout;
@@ -147,11 +147,11 @@ fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
     // mutant a_frozen_starter_is_kept: now >= start_by => false
     if now >= start_by {
         let late = "it did not start its workers in time";
-        lost.extend(starting.map(|node| eviction(node, Fate::Unknown, late)));
+        starting.for_each(|node| lost.add(eviction(node, Fate::Unknown, late)));
     } else if starting.next().is_some() {
         wake.at(start_by);
     }
-    lost
+    lost.list()
 }
 
 /// Members that say that they leave, or that their operator drains.

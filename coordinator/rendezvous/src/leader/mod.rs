@@ -29,6 +29,9 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Writes in a row whose guards may fail before there is a pause.
 const MOST_VAIN: u32 = 3;
 
+/// Writes in a row that the store may refuse for good, before the leader lets another one try.
+const MOST_REFUSED: u32 = 3;
+
 /// A term of leadership.
 #[derive(Debug, Clone)]
 pub struct Leader {
@@ -52,6 +55,8 @@ pub struct Leader {
     proof: Option<Time>,
     /// Writes in a row whose guards did not hold.
     vain: u32,
+    /// Writes in a row that the store refused for good.
+    refused: u32,
     /// Something came since the last decision that may change it.
     undecided: bool,
     /// Members that did not open a stream to this leader were dialled.
@@ -77,6 +82,7 @@ impl Leader {
             told: Told::default(),
             proof: None,
             vain: 0,
+            refused: 0,
             undecided: false,
             called: false,
         }
@@ -263,6 +269,12 @@ impl Leader {
             Stage::Pausing { until } if now < until => return,
             Stage::Pausing { .. } | Stage::Idle { .. } => self.stage = Stage::Idle { wake: None },
         }
+        if self.refused >= MOST_REFUSED {
+            self.refused = 0;
+            let leader = self.keys.leader();
+            let resign = Txn::of([Op::delete(&leader)]).guarded([Guard::modified(&leader, self.term)]);
+            return self.start(Doing::Resign, resign, out);
+        }
         let read = self.known.view().filter(|view| self.news.fresh && view.round.modified >= self.news.of_round);
         let Some(view) = read else {
             return self.start(Doing::Load, self.load_txn(), out);
@@ -338,11 +350,11 @@ impl Leader {
             Ok(result) if result.succeeded => {
                 self.proof = Some(self.proof.map_or(sent, |old| old.max(sent)));
                 if !matches!(doing, Doing::Load) {
-                    self.vain = 0;
+                    (self.vain, self.refused) = (0, 0);
                 }
                 self.done(now, doing, &result, out);
             }
-            Ok(_) if matches!(doing, Doing::Load) => {
+            Ok(_) if matches!(doing, Doing::Load | Doing::Resign) => {
                 self.stage = Stage::Over;
                 out.push(LeaderOutput::Deposed);
             }
@@ -359,6 +371,9 @@ impl Leader {
                 if !error.is_transient() {
                     // Only a person can help.
                     pause = RETRY * 10;
+                    // Or another leader: what this one asks for is wrong, or the store does not let this node.
+                    let refuses = matches!(error, StoreError::Invalid(_) | StoreError::Denied { .. });
+                    self.refused += u32::from(refuses && !matches!(doing, Doing::Load));
                     self.warn(format!("cannot lead the job, so no failure is handled: {error}"), out);
                 }
                 self.stage = Stage::Pausing { until: now + pause };

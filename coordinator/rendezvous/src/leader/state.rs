@@ -40,6 +40,8 @@ pub(super) enum Doing {
     Prune(Stale),
     /// Deleting what done nodes left behind a final state.
     Sweep { swept: Vec<NodeId> },
+    /// Letting go of the `leader` key.
+    Resign,
     /// Proving that it still leads.
     Prove,
     /// Putting a damaged record right.

@@ -6,7 +6,7 @@ use super::super::decide::{Eviction, Form, MOST_EVICTIONS, Stale};
 use super::super::roster::{Evicted, SealedMember};
 use super::super::seats::Seat;
 use super::super::view::View;
-use super::state::Doing;
+use super::state::{Doing, Stage};
 use super::{Leader, LeaderOutput};
 use crate::job::{
     EventRecord, Failure, Fate, NodeId, Phase, RoundRecord, RoundState, Sealed, Tombstone, Versioned, history, to_json,
@@ -242,6 +242,10 @@ impl Leader {
             }
             Doing::Prove => self.spec_seen(result),
             Doing::Mend => {}
+            Doing::Resign => {
+                self.stage = Stage::Over;
+                out.push(LeaderOutput::Deposed);
+            }
         }
     }
 

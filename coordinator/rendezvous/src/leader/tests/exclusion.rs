@@ -168,3 +168,75 @@ fn an_operator_evicts_a_node_whatever_it_says() {
     scene.desired = json!({ "evict": [id("b")] });
     assert!(tombstone(&scene, &scene.leader().1, "b").is_none());
 }
+
+/// The keys that a transaction writes.
+fn puts(wants: &[LeaderOutput]) -> Vec<&String> {
+    let then = txn(wants).map_or(&[][..], |txn| &txn.then);
+    then.iter().filter_map(|op| if let Op::Put { key, .. } = op { Some(key) } else { None }).collect()
+}
+
+#[test]
+fn a_node_that_is_out_for_two_reasons_is_evicted_once() {
+    let late = NOW + MINUTE * 2;
+    let silent = json!({ "phase": "waiting", "round": 1 });
+    for (what, scene, desired) in [
+        ("it is late to start", Scene::new().node("b", silent), json!({ "evict": [id("b")] })),
+        ("it is late to stop", Scene::forming(waits(2), running(1)), json!({ "evict": [id("b")] })),
+        ("it is named twice", Scene::new(), json!({ "evict": [id("b"), id("b")] })),
+        (
+            "as a newcomer",
+            Scene::new().node("c", json!({ "phase": "waiting" })),
+            json!({ "evict": [id("c"), id("c")] }),
+        ),
+        ("drained twice", Scene::new().node("c", json!({ "phase": "waiting" })), json!({ "drain": ["c", "c"] })),
+    ] {
+        let scene = Scene { most: 2, ..scene };
+        let (mut leader, _) = scene.leader();
+        opened(&mut leader);
+        while leader.is_busy() {
+            written(&mut leader, NOW, 7);
+        }
+        // when the operator evicts a node that is late anyway
+        for node in ["a", "b"] {
+            leader.take(late, LeaderInput::Heard { node: id(node), probe: 0, echo: Some(late) });
+        }
+        let wants = self::desired(&mut leader, &scene, late, 30, desired);
+        // then etcd takes the transaction
+        let all = puts(&wants);
+        let each: std::collections::BTreeSet<_> = all.iter().collect();
+        assert!(!all.is_empty() && all.len() == each.len(), "{what}: {all:?}");
+    }
+}
+
+#[test]
+fn a_leader_whose_writes_are_refused_for_good_lets_another_one_lead() {
+    // Given a leader whose writes the store refuses
+    let scene = Scene::new().node("b", failed("own", "boom"));
+    let (mut leader, mut wants) = scene.leader();
+    let refused = StoreError::Invalid("duplicate key given in txn request".into());
+    let mut now = NOW;
+    let own = Op::delete(scene.keys.leader());
+    for tries in 0.. {
+        assert!(tries < 10, "it never lets go: {wants:?}");
+        let asked = txn(&wants).unwrap_or_else(|| panic!("{tries}: {wants:?}"));
+        if asked.then == [own.clone()] {
+            break;
+        }
+        // when it has read the job again and tried again, some times
+        let refuse = asked.then.iter().any(Op::is_write);
+        wants = if refuse {
+            leader.step(now, LeaderInput::Answered { sent: now, result: Err(refused.clone()) })
+        } else {
+            let (read, wants) = scene.led_by(leader, scene.store());
+            leader = read;
+            wants
+        };
+        if !leader.is_busy() {
+            now = leader.deadline().unwrap();
+            wants = leader.step(now, LeaderInput::Tick);
+        }
+    }
+    // then it gives its key back, and its term is over
+    let wants = written(&mut leader, now, 40);
+    assert!(leader.is_over() && wants.contains(&LeaderOutput::Deposed), "{wants:?}");
+}
