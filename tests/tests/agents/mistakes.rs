@@ -40,6 +40,16 @@ async fn etcd_may_start_after_the_agents() {
     job.succeeds(&mut agents).await;
 }
 
+/// Only a leader gives places, and it writes them to the store.
+#[tokio::test]
+async fn a_node_that_waits_for_others_does_not_outlive_join_timeout_without_etcd() {
+    let mut job = Job::on_etcd("2").await.conf("join_timeout", "4s");
+    let mut agent = job.start("a");
+    eventually("it waits for another", LIMIT, async || job.record("nodes/a").await).await;
+    job.etcd_mut().kill();
+    is_refused(&mut agent, 1, &["gave up after join_timeout (4s)"]).await;
+}
+
 #[tokio::test]
 async fn a_server_that_is_no_etcd_is_named() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -47,7 +47,7 @@ impl Member {
 
     pub(super) fn give_up_joining(&mut self, out: &mut Out) {
         let told = self.told.take().unwrap_or_else(|| "the job could not be joined".to_owned());
-        let limit = self.setup.spec.timings.join_timeout;
+        let limit = self.spec.timings.join_timeout;
         self.end(End::StoreLost(format!("{told}: gave up after join_timeout ({limit:?})")), out);
     }
 

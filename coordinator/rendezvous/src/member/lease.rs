@@ -75,6 +75,7 @@ impl Member {
             Ok(true) => {
                 // mutant proven_by_the_answer: self.renewed.max(sent) => self.renewed.max(now)
                 self.renewed = self.renewed.max(sent);
+                self.store_answered(now);
                 self.prove_lease();
                 self.timers.set(Timer::Lease, sent + self.spec.timings.renewal());
                 self.told = None;

@@ -72,6 +72,7 @@ impl Member {
             self.told = None;
         }
         self.failures = 0;
+        self.store_answered(now);
         match call {
             Call::Join => self.job_read(now, &result, out),
             // Whatever came of it, the job is read next.
@@ -94,6 +95,12 @@ impl Member {
                 self.leader_read(now, leader, result.revision, out);
             }
         }
+    }
+
+    /// A newcomer waits for its place for as long as the store answers: no leader gives it one without. A node that had
+    /// one waits for the store, because the job is its own.
+    pub(super) fn store_answered(&mut self, now: Time) {
+        self.timers.set(Timer::Patience, now + self.spec.timings.join_timeout);
     }
 
     /// A call failed: what may be repeated is, after a pause.
@@ -320,7 +327,7 @@ impl Member {
         self.fence_check(now, out);
         self.leave_when_due(now, out);
         self.return_when_warm();
-        if self.is_due(Timer::Join, now) {
+        if self.is_due(Timer::Join, now) || self.is_due(Timer::Patience, now) {
             self.give_up_joining(out);
         }
         // This comes last, since each of the steps above may end it.

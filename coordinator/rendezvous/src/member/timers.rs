@@ -12,6 +12,8 @@ pub(super) enum Timer {
     Fence,
     /// Gives up joining.
     Join,
+    /// A newcomer gives up waiting for a place: the store has not answered for `join_timeout`.
+    Patience,
     /// Looks again whether the job can be joined.
     Look,
     /// Continues after the pause behind a failed call.
@@ -63,6 +65,7 @@ impl Member {
         let runs = match timer {
             Timer::Fence => return self.fence_point().filter(|_| self.workers != Workers::Killed),
             Timer::Join => self.mode == Mode::Joining,
+            Timer::Patience => self.mode == Mode::Waiting(None) && self.workers == Workers::None,
             Timer::Look => self.mode == Mode::Joining && !under_way(Call::Join) && !under_way(Call::Begin),
             Timer::Retry => true,
             Timer::Lease => self.joining.as_ref().is_none_or(|joining| joining.leftovers) && !self.lease.is_awaited(),

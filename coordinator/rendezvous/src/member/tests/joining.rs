@@ -97,6 +97,38 @@ fn a_job_of_another_protocol_is_left_alone_while_it_lives() {
 }
 
 #[test]
+fn a_node_that_waits_for_others_ends_when_the_store_is_silent_for_join_timeout() {
+    let down = || StoreError::Unavailable { endpoints: "e".into(), cause: "refused".into() };
+    // Given a node without workers, after whose last lease the store answers nothing
+    let (mut member, mut out) = joined(None);
+    let over = NOW + Duration::from_secs(60);
+    while let Some(at) = member.deadline().filter(|_| !member.is_over()) {
+        assert!(!member.is_stuck() && at <= over, "{at:?}");
+        let asked: Vec<MemberInput> = out
+            .iter()
+            .filter_map(|output| match output {
+                MemberOutput::Txn(call, _) => {
+                    Some(MemberInput::Answered { call: *call, sent: at, result: Err(down()) })
+                }
+                MemberOutput::Renew(lease) => {
+                    Some(MemberInput::Renewed { sent: at, lease: *lease, result: Err(down()) })
+                }
+                MemberOutput::Grant(_) => Some(MemberInput::Leased { sent: at, result: Err(down()) }),
+                _ => None,
+            })
+            .collect();
+        out = asked.into_iter().flat_map(|answer| member.step(at, answer)).collect();
+        out.extend(member.step(at, MemberInput::Tick));
+    }
+    // then it ends
+    let end = out.iter().find_map(|output| match output {
+        MemberOutput::End(End::StoreLost(why)) => Some(why.as_str()),
+        _ => None,
+    });
+    assert!(end.is_some_and(|why| why.contains("gave up after join_timeout")), "{out:?}");
+}
+
+#[test]
 fn a_node_that_cannot_join_in_time_ends_with_the_reason_and_does_not_hang() {
     for answers in ["none", "late", "failures"] {
         // Given a node whose read of the job is under way, or fails

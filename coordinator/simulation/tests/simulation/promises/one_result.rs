@@ -60,8 +60,8 @@ impl OneResult {
                 self.finals.iter().filter(same).any(|result| result.state == RoundState::Failed)
             }
             End::Drained => process.drained || process.sent_away,
-            // Who cannot join in time has no part in the job.
-            End::StoreLost(_) => !healed && process.member.round().is_none(),
+            // Who cannot join in time has no part in the job, and a newcomer that waits has no workers.
+            End::StoreLost(_) => !healed && (process.member.round().is_none() || process.tree.is_none()),
             End::Refused(_) => self.clash || process.evicted_by_operator,
         };
         if fits {
