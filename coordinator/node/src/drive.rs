@@ -222,6 +222,7 @@ impl Drive<'_> {
                 let now = elastic_store::clock::now();
                 let leader = Leader::new(self.member.id(), self.keys.clone(), term, now, epoch_ms(now))
                     .after(former)
+                    .seeing(self.member.stage_seen())
                     .knowing(self.member.spec().clone())
                     .trusting(self.secret.clone());
                 let commands = self.commands.clone();

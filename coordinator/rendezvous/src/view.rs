@@ -38,6 +38,10 @@ pub struct View {
     pub former: Option<Former>,
     /// When this leader first saw the round's number in its state.
     pub since: Time,
+    /// The same, where the leader's node saw it begin, perhaps before it led.
+    pub begun: Option<Time>,
+    /// The step of the newest checkpoint.
+    pub committed: Option<u64>,
     /// What is held against nodes, and since when.
     pub faults: KnownFaults,
     /// Keys under `nodes/`, members of the last sealed round, and what pulses told.
@@ -204,6 +208,24 @@ impl View {
         } else {
             Liveness::Missing(lost_at)
         }
+    }
+
+    /// Members whose keys are there and that are silent for so long that they are past their fence points: neither a
+    /// pulse nor a write of theirs has come. Something else than they renews their leases. And when the next could be.
+    pub(super) fn silent(&self, now: Time) -> (Vec<&NodeId>, Option<Time>) {
+        // A member that does not reach this leader writes its key more often than this.
+        let patience = self.spec.timings.lease_ttl * 2;
+        let from = self.elected + patience;
+        if now < from {
+            return (Vec::new(), Some(from));
+        }
+        let before = now.minus(patience);
+        let last = |node: &NodeId| self.roster.contact(node).and_then(|contact| contact.heard).unwrap_or(self.elected);
+        let there = |node: &&NodeId| self.roster.member(node).is_some_and(|member| member.absent.is_none());
+        let (late, next) = self.roster.echoed_until(before);
+        let (silent, others): (Vec<_>, Vec<_>) = late.filter(there).partition(|node| last(node) <= before);
+        let next = others.into_iter().map(last).chain(next).min().map(|heard| heard + patience);
+        (silent, next)
     }
 
     /// Waiting nodes without a place that the operator asked to leave.

@@ -20,35 +20,34 @@ impl<T> Clone for Followed<T> {
 }
 
 impl<T: Send + Sync + 'static> Followed<T> {
-    /// Reads the files, and after that each second, on a task that ends with the last copy of this. An error: they
-    /// cannot be used now.
+    /// Reads the files, and after that each second, on a thread that ends soon after the last copy of this: where a mount
+    /// does not answer, nothing else waits. An error: they cannot be used now.
     pub fn new<F>(what: &'static str, files: Vec<PathBuf>, meaning: F) -> Result<Followed<T>, String>
     where
         F: Fn(&[String]) -> Result<T, String> + Send + 'static,
     {
         let mut seen = read(&files);
         let (newest, now) = watch::channel(Arc::new(meaning(&seen.clone()?)?));
-        tokio::spawn(async move {
-            let mut looks = tokio::time::interval(LOOK);
-            loop {
-                tokio::select! {
-                    () = newest.closed() => return,
-                    _ = looks.tick() => {}
-                }
+        let follow = move || {
+            while !newest.is_closed() {
                 let read = read(&files);
-                if read == seen {
-                    continue;
-                }
-                match read.clone().and_then(|texts| meaning(&texts)) {
-                    Ok(value) => {
-                        tracing::info!("{what} have changed and were read again");
-                        newest.send_replace(Arc::new(value));
+                if read != seen {
+                    match read.clone().and_then(|texts| meaning(&texts)) {
+                        Ok(value) => {
+                            tracing::info!("{what} have changed and were read again");
+                            newest.send_replace(Arc::new(value));
+                        }
+                        Err(problem) => {
+                            tracing::warn!("{what} have changed, and those from before stay in use: {problem}");
+                        }
                     }
-                    Err(problem) => tracing::warn!("{what} have changed, and those from before stay in use: {problem}"),
+                    seen = read;
                 }
-                seen = read;
+                std::thread::sleep(LOOK);
             }
-        });
+        };
+        let problem = |error| format!("cannot start a thread that reads {what}: {error}");
+        std::thread::Builder::new().name("files".into()).spawn(follow).map_err(problem)?;
         Ok(Followed(now))
     }
 
@@ -63,4 +62,30 @@ fn read(files: &[PathBuf]) -> Result<Vec<String>, String> {
         std::fs::read_to_string(file).map_err(|error| format!("cannot read {}: {error}", file.display()))
     };
     files.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_does_not_answer_holds_up_nothing_else() {
+        // Given a file that is there at first, and then is a pipe into which no one writes
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "1").unwrap();
+        let followed = Followed::new("files", vec![file.clone()], |texts| Ok(texts[0].clone())).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &file, kind, mode, 0).unwrap();
+        // then this task runs on, for longer than it takes to look again
+        let begun = Instant::now();
+        for _ in 0..15 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        assert_eq!(*followed.now(), "1");
+    }
 }

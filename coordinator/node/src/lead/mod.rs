@@ -5,10 +5,10 @@
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use elastic_proto::pulse::{Answer, Beat, LeaderMessage, Probe};
 
@@ -33,8 +33,14 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Most notes taken in before a decision, and before others on the same task have their turn.
 const BATCH: usize = 1024;
+/// Dials of suspects at once.
+const DIALS: usize = 64;
 /// Streams of nodes that the leader does not know yet. One that is turned away comes again.
 const STRANGERS: usize = 1024;
+
+fn lock(nodes: &Mutex<BTreeSet<NodeId>>) -> MutexGuard<'_, BTreeSet<NodeId>> {
+    nodes.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 struct Stream {
     node: NodeId,
@@ -63,6 +69,10 @@ pub struct LeaderDrive {
     strangers: BTreeSet<u64>,
     /// Nodes in whose names streams were turned away: one warning for each is enough.
     forged: BTreeSet<NodeId>,
+    /// Nodes that are being dialled: each once at a time.
+    dialled: Arc<Mutex<BTreeSet<NodeId>>>,
+    /// Places for dials: a rack that falls silent makes many suspects.
+    dials: Arc<Semaphore>,
     /// Why the store tells it nothing more.
     broken: Option<StoreError>,
     begun: Time,
@@ -94,6 +104,8 @@ impl LeaderDrive {
             counts,
             strangers,
             forged,
+            dialled: Arc::default(),
+            dials: Arc::new(Semaphore::new(DIALS)),
             broken: None,
             begun: now,
             beat_at: now,
@@ -354,8 +366,16 @@ impl LeaderDrive {
             LeaderOutput::Suspect(node, peer) => {
                 let patience = self.leader.view().map_or(FIRST_PATIENCE, |view| view.spec.timings.lease_ttl);
                 let tls = self.tls.clone();
+                let (dialled, dials) = (Arc::clone(&self.dialled), Arc::clone(&self.dials));
+                if !lock(&dialled).insert(node.clone()) {
+                    return;
+                }
                 tokio::spawn(async move {
-                    if dial::is_dead(&peer, &node, tls.as_ref(), patience).await {
+                    let place = dials.acquire_owned().await;
+                    let dead = dial::is_dead(&peer, &node, tls.as_ref(), patience).await;
+                    lock(&dialled).remove(&node);
+                    drop(place);
+                    if dead {
                         let _ = inbox.send(LeaderNote::Input(term, LeaderInput::Dead(node)));
                     }
                 });

@@ -248,11 +248,14 @@ fn contest(view: &View, is_candidate: impl Fn(&NodeId) -> bool) -> (usize, Optio
 /// When a job below its minimum has failed: `join_timeout` after it fell below. Where every node has left, or none was
 /// ever there, no one waits, and the time counts from the first that comes.
 fn patience_ends(view: &View) -> Option<Time> {
+    let timings = &view.spec.timings;
+    let since = view.begun.unwrap_or(view.since);
     let since = match view.round.value.sealed {
-        Some(_) => view.since,
-        None => view.roster.arrivals()?.0.max(view.since),
+        Some(_) => since,
+        None => view.roster.arrivals()?.0.max(since),
     };
-    Some(since + view.spec.timings.join_timeout)
+    // A new leader does not begin the wait again, but hears first who is there.
+    Some((since + timings.join_timeout).max(view.since + timings.join_timeout.min(timings.lease_ttl * 3)))
 }
 
 /// Members of the last round that have not said they stopped: those to evict now, and those to wait for.

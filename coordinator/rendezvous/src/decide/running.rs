@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::refusals::refusals;
 use super::{Eviction, Evictions, Form, PAUSED, Stale, Verdict, Wake, by_operator, eviction, names, started};
-use crate::job::{Failure, FailureClass, Fate, NodeId, Phase, RestartPolicy, RoundState};
+use crate::job::{Advance, Failure, FailureClass, Fate, NodeId, Phase, RestartPolicy, RoundState};
 use crate::kv::Revision;
 use crate::roster::Says;
 use crate::time::Time;
@@ -14,9 +14,15 @@ use crate::view::{Liveness, View};
 /// stop has ended a worker, the operator may ask its agent to leave within this time. The exit was then no failure.
 const TOLD_TOO: Duration = Duration::from_millis(300);
 
+/// A member that is lost before its round has run for so long has hardly got beyond what each start does.
+const SOON: Duration = Duration::from_secs(5 * 60);
+
 pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let round = &view.round.value;
-    let next = |charge, evict| Verdict::Form(Form { charge, evict, ..Form::of(round.number + 1) });
+    let advance = advance(now, view);
+    let next = |charge, evict| {
+        Verdict::Form(Form { charge, evict, advance: Some(advance.clone()), ..Form::of(round.number + 1) })
+    };
     let lost = losses(now, view, wake);
     let leaving = leaving(view);
 
@@ -43,16 +49,14 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         }
         let membership = failure.class == FailureClass::Lost || (blames_peer && explained);
         if !membership {
-            return failed(view, failure, lost);
+            return failed(view, failure, lost, advance.clone());
         }
         if !explained {
             return change(view, next, Vec::new(), format!("{}: {}", failure.node.name(), failure.cause.message));
         }
     }
-    if let Some(first) = lost.first() {
-        let gone: Vec<&NodeId> = lost.iter().map(|eviction| &eviction.node).collect();
-        let reason = format!("lost {}: {}", names(&gone), first.reason);
-        return change(view, next, lost, reason);
+    if !lost.is_empty() {
+        return without(now, view, lost, advance);
     }
 
     let all_say = |phase| view.roster.count_saying(Some((round.number, phase))) == view.roster.size();
@@ -95,10 +99,13 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
 }
 
 /// A failure that counts: another try if one is left, and if the last ones were worth it.
-fn failed(view: &View, failure: Reported, lost: Vec<Eviction>) -> (Verdict, String) {
+fn failed(view: &View, failure: Reported, lost: Vec<Eviction>, advance: Advance) -> (Verdict, String) {
     let (round, spec) = (&view.round.value, &view.spec);
-    let story = format!("{}: {}", failure.node.name(), failure.cause.message);
-    let advance = round.advance.clone().after_failure(round.restarts, &failure.cause);
+    let story = match failure.class {
+        FailureClass::Lost => failure.cause.message.clone(),
+        _ => format!("{}: {}", failure.node.name(), failure.cause.message),
+    };
+    let advance = advance.after_failure(round.restarts, &failure.cause);
     let failed_starts = advance.failed_start.as_ref().map_or(0, |start| start.restarts);
     let why_not = if round.restarts >= spec.max_restarts {
         format!("no restarts left of {}", spec.max_restarts)
@@ -121,6 +128,51 @@ fn failed(view: &View, failure: Reported, lost: Vec<Eviction>) -> (Verdict, Stri
     (verdict, format!("{story}; {why_not}"))
 }
 
+/// Whether restarts help, as the round's record says; and nodes that were lost soon, if this round has not got further.
+fn advance(now: Time, view: &View) -> Advance {
+    let mut advance = view.round.value.advance.clone();
+    if got_further(now, view) {
+        advance.lost.clear();
+    }
+    advance
+}
+
+/// Whether the round has run for a while, or a checkpoint was committed in it. A leader that does not know for how long
+/// it has run holds nothing against it.
+fn got_further(now: Time, view: &View) -> bool {
+    let resumed = view.round.value.checkpoint.as_ref().map(|checkpoint| checkpoint.step);
+    view.begun.is_none_or(|begun| now.since(begun) >= SOON) || view.committed > resumed
+}
+
+/// The round ends, since members are lost. That is no failure, unless one of them was lost soon after a round had begun
+/// before, and the job has got no further since: restarts do not help then.
+fn without(now: Time, view: &View, lost: Vec<Eviction>, mut advance: Advance) -> (Verdict, String) {
+    let gone: Vec<&NodeId> = lost.iter().map(|eviction| &eviction.node).collect();
+    let reason = format!("lost {}: {}", names(&gone), lost.first().map_or("", |first| first.reason.as_str()));
+    // A node that its operator sends away, or that was about to leave, is no sign of anything.
+    let leaves = |node: &NodeId| {
+        view.phase_for(node, view.round.value.number) == Some(Phase::Draining)
+            || view.drained_nodes().any(|it| it == node)
+    };
+    let soon = lost.iter().filter(|eviction| !got_further(now, view) && !eviction.refused && !leaves(&eviction.node));
+    let counted: Vec<_> = soon.map(|eviction| (advance.lost_soon(eviction.node.name()), eviction)).collect();
+    let worst = counted.iter().max_by_key(|(rounds, _)| *rounds).filter(|(rounds, _)| *rounds > 1);
+    if let Some((rounds, eviction)) = worst {
+        let message = format!(
+            "lost {}: {}; in {rounds} rounds it was lost soon after they began, and the job got no further",
+            eviction.node.name(),
+            eviction.reason
+        );
+        let (node, class) = (eviction.node.clone(), FailureClass::Lost);
+        let cause = Failure { node: Some(node.clone()), ..Failure::new(class, message) };
+        return failed(view, Reported { node, class, cause, report: Revision::NONE, said: now }, lost, advance);
+    }
+    let next = |charge, evict| {
+        Verdict::Form(Form { charge, evict, advance: Some(advance.clone()), ..Form::of(view.round.value.number + 1) })
+    };
+    change(view, next, lost, reason)
+}
+
 /// Members that are lost while the round runs: dead, silent, or never started.
 fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
     let (roster, number) = (&view.roster, view.round.value.number);
@@ -141,6 +193,11 @@ fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
             Liveness::Alive => {}
         }
     }
+    let (silent, next) = view.silent(now);
+    for node in silent.into_iter().filter(|node| view.phase_for(node, number) != Some(Phase::Done)) {
+        lost.add(eviction(node, Fate::Unknown, "it is silent, though its lease is renewed"));
+    }
+    next.into_iter().for_each(|at| wake.at(at));
     let start_by = view.since + view.spec.timings.start_timeout;
     let says_started = |says: Says| says.is_some_and(|(of, phase)| of == number && started(Some(phase)));
     let mut starting = roster.saying_not(says_started);
@@ -175,17 +232,16 @@ struct Reported {
 /// The root cause among the reports of this round: the strongest class, then the first in order of revisions.
 fn strongest_failure(view: &View) -> Option<Reported> {
     let number = view.round.value.number;
-    view.roster
-        .saying(Some((number, Phase::Failed)))
-        .filter_map(|node| {
-            let present = view.roster.node(node)?;
-            let mut cause = present.record.failure.clone()?;
-            cause.node = Some(node.clone());
-            let (class, report, said) = (cause.class, present.modified, present.said);
-            Some(Reported { node: node.clone(), class, cause, report, said })
-        })
-        // mutant weakest_cause: reported.class => reported.class as u32 ^ if ON { 3 } else { 0 }
-        .max_by_key(|reported| (reported.class, std::cmp::Reverse(reported.report)))
+    let reports = view.roster.saying(Some((number, Phase::Failed))).filter_map(|node| {
+        let present = view.roster.node(node)?;
+        Some((node, present, present.record.failure.as_ref()?))
+    });
+    // mutant weakest_cause: cause.class => cause.class as u32 ^ if ON { 3 } else { 0 }
+    let strongest = reports.max_by_key(|(_, present, cause)| (cause.class, std::cmp::Reverse(present.modified)));
+    let (node, present, cause) = strongest?;
+    let cause = Failure { node: Some(node.clone()), ..cause.clone() };
+    let (class, report, said) = (cause.class, present.modified, present.said);
+    Some(Reported { node: node.clone(), class, cause, report, said })
 }
 
 /// Whether every member has given a sign after `report`: its own failure, its result, or an answer to a later probe.

@@ -47,11 +47,12 @@ fn leader(leader: &Versioned<LeaderRecord>) -> Value {
 
 /// Everything about one job but its history: the [`summary`], in which `nodes` is the list of them.
 pub fn job(id: &JobId, job: &Job) -> Value {
+    let waiting = job.waiting();
     let nodes: Vec<Value> = job
         .nodes
         .iter()
         .map(|(node, record)| {
-            let waits = job.why_waits(node).map(|waits| waits.to_string());
+            let waits = waiting.of(node).map(|waits| waits.to_string());
             json!({ "id": node, "record": record.value, "rank": job.rank(node), "waits": waits })
         })
         .collect();

@@ -31,7 +31,7 @@ pub use failure::{Failure, FailureClass, Killer, Killing};
 pub use faults::{Excluded, Exclusion, Faults, TakenBack};
 pub use ids::{BadJobId, JobId, NodeId};
 pub use keys::{JobKey, Keys};
-pub use progress::{Advance, FailedStart, ProgressRecord, RoundProgress, StepDone};
+pub use progress::{Advance, FailedStart, LostSoon, ProgressRecord, RoundProgress, StepDone};
 pub use record::{
     Endpoint, EventRecord, Fate, LeaderRecord, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Sealed,
     Tombstone, Versioned, to_json,
@@ -42,4 +42,4 @@ pub use secret::{Claim, JobSecret};
 pub use spec::{Asked, Desired, Disagreement, OnStoreLoss, RestartPolicy, Spec, SpecError, Timings};
 pub use state::JobState;
 pub use vacancy::Vacancy;
-pub use waiting::Waits;
+pub use waiting::{Late, Waiting, Waits};

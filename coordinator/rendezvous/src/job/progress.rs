@@ -112,6 +112,18 @@ pub struct Advance {
     /// The failure to start of the last try, if it was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_start: Option<FailedStart>,
+    /// Nodes that were lost soon after a round had begun, since the job got any further last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<LostSoon>,
+}
+
+/// A node that was lost soon after a round had begun.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostSoon {
+    /// Its name.
+    pub node: String,
+    /// In how many rounds.
+    pub rounds: u32,
 }
 
 /// Programs that end by themselves right after they began, with no step beyond the job's furthest.
@@ -150,7 +162,19 @@ impl Advance {
             furthest_step: failure.step.max(self.furthest_step),
             stalled_restarts: if is_further || restarts == 0 { 0 } else { self.stalled_restarts.saturating_add(1) },
             failed_start: if is_further { None } else { FailedStart::after(self.failed_start, failure) },
+            lost: if is_further { Vec::new() } else { self.lost },
         }
+    }
+
+    /// A node of this name was lost soon after a round had begun. In how many rounds that is, since the job got any
+    /// further.
+    pub fn lost_soon(&mut self, node: &str) -> u32 {
+        let at = self.lost.iter().position(|lost| lost.node == node).unwrap_or_else(|| {
+            self.lost.push(LostSoon { node: node.to_owned(), rounds: 0 });
+            self.lost.len() - 1
+        });
+        self.lost[at].rounds = self.lost[at].rounds.saturating_add(1);
+        self.lost[at].rounds
     }
 }
 
@@ -210,7 +234,7 @@ mod tests {
             let counted = (0..).zip(failures).fold(Advance::default(), |advance, (restarts, step)| {
                 advance.after_failure(restarts, &Failure { step: *step, ..Failure::new(FailureClass::Own, "m") })
             });
-            let expected = Advance { furthest_step: furthest, stalled_restarts: stalled, failed_start: None };
+            let expected = Advance { furthest_step: furthest, stalled_restarts: stalled, ..Advance::default() };
             assert_eq!(counted, expected, "{failures:?}");
         }
     }

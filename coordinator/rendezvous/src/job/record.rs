@@ -233,6 +233,24 @@ impl RoundRecord {
         }
     }
 
+    /// What its members and newcomers wait for changes with this: its number, its state, and whether it is paused.
+    pub fn stage(&self) -> (u64, RoundState, bool) {
+        (self.number, self.state, self.paused)
+    }
+
+    /// Whether this record can come after that one in the life of a job: numbers never fall, and what ran with a number
+    /// does not form or run with it again.
+    pub fn may_follow(&self, before: &RoundRecord) -> bool {
+        let (this, that) = ((self.generation, self.number), (before.generation, before.number));
+        let ran = self.number == before.number && before.state != RoundState::Forming;
+        let again = match self.state {
+            RoundState::Forming => ran,
+            RoundState::Running => ran && self.sealed != before.sealed,
+            _ => false,
+        };
+        this >= that && self.number >= before.number && !again
+    }
+
     /// Whether it is still the first round of a generation that follows another. The members that it waits for are that
     /// other's. Only the reason tells: the record has no field for it.
     pub fn begins_anew(&self) -> bool {

@@ -86,6 +86,14 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// A record is older than it was known to be before.
+    pub fn went_back(key: &str, read: Revision, known: Revision) -> StoreError {
+        let cause = format!(
+            "the record at {key} is of revision {read}, and was of {known} before: the store was restored from a backup"
+        );
+        StoreError::Lost { cause }
+    }
+
     /// Whether the same call may succeed later without anybody changing anything.
     pub fn is_transient(&self) -> bool {
         matches!(self, StoreError::Unavailable { .. } | StoreError::Unknown { .. })

@@ -9,7 +9,7 @@ use crate::job::{
     Checkpoint, Desired, Fate, JobSecret, Keys, NodeId, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec,
     Tombstone, Versioned, history, to_json,
 };
-use crate::kv::{Event, Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult, WatchUpdate};
+use crate::kv::{Event, Guard, KeyValue, Op, OpResult, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
 impl Leader {
@@ -31,6 +31,11 @@ impl Leader {
     }
 
     pub(super) fn load(&mut self, now: Time, result: &TxnResult, out: &mut Vec<LeaderOutput>) {
+        if let Some(lost) = self.went_back(result) {
+            self.stage = Stage::Over;
+            out.push(LeaderOutput::Broken(lost));
+            return;
+        }
         let mut strays = Vec::new();
         let view = self.view_of(now, result, &mut strays);
         for problem in &strays {
@@ -61,6 +66,18 @@ impl Leader {
                 self.news.fresh = false;
             }
         }
+    }
+
+    /// That the store went back in history, if this read of it shows that: a record is older than it was known to be, at
+    /// a revision at which it was there. A revision of its own tells it only until new writes have passed the old ones.
+    fn went_back(&self, result: &TxnResult) -> Option<StoreError> {
+        let old = self.known.view()?;
+        let round = self.news.of_round.max(old.round.modified);
+        let records = [(1, self.keys.round(), round), (3, self.keys.checkpoint(), self.read.pointer)];
+        records.into_iter().find_map(|(at, key, known)| {
+            let read = result.results.get(at).and_then(OpResult::value)?.mod_revision;
+            (read < known && known <= result.revision).then(|| StoreError::went_back(&key, read, known))
+        })
     }
 
     /// Members that have not opened a stream to this leader may have died with the one before: no stream will tell.
@@ -116,8 +133,8 @@ impl Leader {
 
         // What this leader has observed is kept.
         let old = self.known.view();
-        let stage = |round: &RoundRecord| (round.number, round.state, round.paused);
-        let same_state = |old: &View| stage(&old.round.value) == stage(&round.value);
+        let same_state = |old: &View| old.round.value.stage() == round.value.stage();
+        let seen = self.seen.filter(|(stage, _)| *stage == round.value.stage()).map(|(_, since)| since);
         let mut view = View {
             spec,
             desired: desired.unwrap_or_default(),
@@ -125,6 +142,12 @@ impl Leader {
             elected: self.elected,
             former: self.former.clone(),
             since: old.filter(|old| same_state(old)).map_or(now, |old| old.since),
+            begun: match old {
+                Some(old) if same_state(old) => old.begun,
+                Some(_) => Some(now),
+                None => seen,
+            },
+            committed: self.read.checkpoint.as_ref().map(|checkpoint| checkpoint.step),
             roster: Roster::new(self.node.clone()),
             quick: old.map_or_else(Default::default, |old| old.quick),
             probe: old.and_then(|old| old.probe),
@@ -274,8 +297,9 @@ impl Leader {
             let round = view.round.value.clone();
             self.checkpoint_read(put, true, &round, &mut strays)?;
         }
+        let committed = self.read.checkpoint.as_ref().map(|checkpoint| checkpoint.step);
         if let Some(view) = self.known.view_mut().filter(|_| strays.is_empty()) {
-            view.unreadable_checkpoint = None;
+            (view.unreadable_checkpoint, view.committed) = (None, committed);
         }
         strays.into_iter().next().map_or(Ok(()), Err)
     }
@@ -358,7 +382,12 @@ impl Reading<'_> {
             if let Some(node) = Keys::node_of(&keys.nodes(), &kv.key) {
                 let known = old.and_then(|old| old.roster.node(&node));
                 match present(kv, known, now) {
-                    Ok(present) => view.roster.put(&node, present),
+                    Ok(present) => {
+                        if known.is_some_and(|known| known.modified < present.modified) {
+                            view.roster.change_contact(&node, |contact| contact.heard = Some(now));
+                        }
+                        view.roster.put(&node, present);
+                    }
                     Err(problem) => {
                         view.strays.insert(node, kv.mod_revision);
                         strays.push(left_out(&problem));

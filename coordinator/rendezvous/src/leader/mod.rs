@@ -42,6 +42,8 @@ pub struct Leader {
     epoch_ms: u64,
     elected: Time,
     former: Option<Former>,
+    /// The round's stage as the leading node knows it, where it saw that begin, and when.
+    seen: Option<((u64, RoundState, bool), Time)>,
     /// The job's spec as the leading node knows it, in case its record is damaged.
     known_spec: Option<Spec>,
     /// What members prove that they know.
@@ -73,6 +75,7 @@ impl Leader {
             epoch_ms,
             elected: now,
             former: None,
+            seen: None,
             known_spec: None,
             secret: None,
             stage: Stage::Idle { wake: None },
@@ -98,6 +101,12 @@ impl Leader {
     #[must_use]
     pub fn trusting(self, secret: Option<JobSecret>) -> Leader {
         Leader { secret, ..self }
+    }
+
+    /// A leader whose node saw the round come into its stage.
+    #[must_use]
+    pub fn seeing(self, seen: Option<((u64, RoundState, bool), Time)>) -> Leader {
+        Leader { seen, ..self }
     }
 
     /// A leader that knows whom it follows.
@@ -288,6 +297,10 @@ impl Leader {
         if !self.called && now >= come_by {
             self.called = true;
             self.suspect_unheard(out);
+        }
+        // Rank keys are not watched: only a read shows that they were restored.
+        if now >= self.proof_due(view) && view.damage().is_some() {
+            return self.start(Doing::Load, self.load_txn(), out);
         }
         let Decision { verdict, reason, again } = decide(now, view);
         let again = again.into_iter().chain((!self.called).then_some(come_by)).min();

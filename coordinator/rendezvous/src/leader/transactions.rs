@@ -18,6 +18,9 @@ use crate::time::Time;
 /// history.
 const BATCH: usize = 100;
 
+/// Most names in one line of history: etcd takes no record above 1.5 MiB.
+const TOLD: usize = 100;
+
 impl Leader {
     pub(super) fn form_txn(&self, now: Time, view: &View, form: Form, reason: &str) -> (Doing, Txn) {
         let old = &view.round.value;
@@ -167,7 +170,7 @@ impl Leader {
             round: record.number,
             state: record.state,
             reason: record.reason.clone(),
-            evicted: evictions.iter().map(|eviction| eviction.node.clone()).collect(),
+            evicted: evictions.iter().take(TOLD).map(|eviction| eviction.node.clone()).collect(),
             asked_by: None,
         };
         then.push(Op::put(self.keys.round(), to_json(record)));
@@ -193,7 +196,7 @@ impl Leader {
                 }
                 let stage = |round: &RoundRecord| (round.number, round.paused);
                 if stage(&record) != stage(&view.round.value) {
-                    view.since = now;
+                    (view.since, view.begun) = (now, Some(now));
                 }
                 for eviction in evict {
                     view.tombstones.entry(eviction.node.clone()).or_insert(now);
@@ -215,7 +218,7 @@ impl Leader {
                 Some(txn) => self.start(Doing::Seal { record, seats, rest }, txn, out),
                 None => {
                     view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));
-                    view.since = now;
+                    (view.since, view.begun) = (now, Some(now));
                     view.roster.dissolve();
                     for Seat { node, rank } in seats {
                         let absent = view.roster.node(&node).is_none().then_some(now);
@@ -239,6 +242,7 @@ impl Leader {
             Doing::Prune(Stale { rounds, tombstones }) => {
                 view.stale_rounds.retain(|round| !rounds.contains(round));
                 view.tombstones.retain(|node, _| !tombstones.contains(node));
+                tombstones.iter().for_each(|node| view.roster.forget(node));
             }
             Doing::Prove => self.spec_seen(result),
             Doing::Mend => {}

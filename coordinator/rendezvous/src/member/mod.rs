@@ -47,7 +47,9 @@ mod timers;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::job::{Endpoint, Failure, JobSecret, Keys, LeaderRecord, NodeId, NodeRecord, RoundRecord, Spec, Versioned};
+use crate::job::{
+    Endpoint, Failure, JobSecret, Keys, LeaderRecord, NodeId, NodeRecord, RoundRecord, RoundState, Spec, Versioned,
+};
 use crate::kv::{LeaseId, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
@@ -307,6 +309,8 @@ pub struct Member {
     own: OwnKey,
     leadership: Leadership,
     round: Option<Versioned<RoundRecord>>,
+    /// When that came into its stage, where this node saw it do so.
+    stage_since: Option<Time>,
     /// The revision of the `round` record under which this node is known not to be evicted.
     validated: Revision,
     seat: SeatLookup,
@@ -348,6 +352,7 @@ impl Member {
             leadership: Leadership::default(),
             secret: None,
             round: None,
+            stage_since: None,
             validated: Revision::NONE,
             seat: SeatLookup::default(),
             calls: Vec::new(),
@@ -371,6 +376,11 @@ impl Member {
     /// The round as last seen.
     pub fn round(&self) -> Option<&Versioned<RoundRecord>> {
         self.round.as_ref()
+    }
+
+    /// The round's stage, and since when it is in that, where this node saw it begin.
+    pub fn stage_seen(&self) -> Option<((u64, RoundState, bool), Time)> {
+        Some((self.round.as_ref()?.value.stage(), self.stage_since?))
     }
 
     /// The term it leads in.

@@ -31,9 +31,17 @@ impl Member {
             let why = "the job's records were removed, and its id was used for a new job: this node's job is gone";
             return self.end(End::StoreLost(why.to_owned()), out);
         }
+        if self.round.as_ref().is_some_and(|known| !round.value.may_follow(&known.value)) {
+            let why = "the job's rounds went back: the store was restored from a backup";
+            return self.end(End::StoreLost(format!("store lost: {why}")), out);
+        }
         if self.round.as_ref().is_some_and(|known| known.value.generation != round.value.generation) {
             // Cut off, it missed the job's failure. It joins like anyone else: the flags may be others now.
             return self.evicted("the job failed and was started again meanwhile".to_owned(), out);
+        }
+        let known = self.round.as_ref().map(|known| known.value.stage());
+        if known != Some(round.value.stage()) {
+            self.stage_since = known.map(|_| now);
         }
         self.round = Some(round.clone());
         match round.value.state {
@@ -188,10 +196,7 @@ impl Member {
         // This is about the seat that was asked for, not about the round known by now: the watch may have been faster
         // than this answer.
         let asked = self.seat.asked.take();
-        match result.results.first().and_then(OpResult::value) {
-            Some(kv) => self.round_read(now, Versioned::parse(kv), out),
-            None => self.round_gone(out),
-        }
+        self.round_of(now, result, out);
         let Some(round) = self.round.clone() else { return };
         let Some(sealed) = round.value.sealed else { return };
         if asked != Some(sealed) || !matches!(self.mode, Mode::Waiting(_)) || !self.workers.are_at_rest() {

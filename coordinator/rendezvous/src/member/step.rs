@@ -194,10 +194,19 @@ impl Member {
     fn read_round_and_leader(&mut self, now: Time, result: &TxnResult, out: &mut Out) {
         let leader = result.results.get(1).and_then(OpResult::value);
         self.leader_read(now, leader, result.revision, out);
-        match result.results.first().and_then(OpResult::value) {
-            Some(round) => self.round_read(now, Versioned::parse(round), out),
-            None => self.round_gone(out),
+        self.round_of(now, result, out);
+    }
+
+    /// A read's first result is the round. An older one than is known, at a revision at which that was there, is of a
+    /// store that went back in history.
+    pub(super) fn round_of(&mut self, now: Time, result: &TxnResult, out: &mut Out) {
+        let Some(round) = result.results.first().and_then(OpResult::value) else { return self.round_gone(out) };
+        let known = self.round.as_ref().map_or(Revision::NONE, |known| known.modified);
+        if round.mod_revision < known && known <= result.revision {
+            let lost = StoreError::went_back(&round.key, round.mod_revision, known);
+            return self.end(End::StoreLost(lost.to_string()), out);
         }
+        self.round_read(now, Versioned::parse(round), out);
     }
 
     fn own_key_read(&mut self, now: Time, sent: Time, result: &TxnResult, out: &mut Out) {

@@ -7,6 +7,7 @@ mod index;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use self::index::{Index, Mark};
 use crate::job::{Fate, NodeId, Phase};
@@ -92,6 +93,13 @@ impl Roster {
     /// A node's key is gone.
     pub(super) fn remove(&mut self, node: &NodeId) {
         self.change(node, |roster| drop(roster.nodes.remove(node)));
+    }
+
+    /// A node is gone for good: what pulses told of it means nothing any more.
+    pub(super) fn forget(&mut self, node: &NodeId) {
+        if !self.nodes.contains_key(node) && !self.members.contains_key(node) {
+            self.contacts.remove(node);
+        }
     }
 
     /// A node has a place.
@@ -227,6 +235,14 @@ impl Roster {
             Some(None) => None,
             oldest => Some(oldest.flatten()),
         }
+    }
+
+    /// Members that have seen no word sent after this time, except the own node; and when the next one's was sent.
+    pub(super) fn echoed_until(&self, time: Time) -> (impl Iterator<Item = &NodeId>, Option<Time>) {
+        let after = Mark::Echoed(Some(time + Duration::from_nanos(1)));
+        let late = self.index.between(Mark::Echoed(None), after.clone()).flat_map(|(_, nodes)| nodes);
+        let next = self.index.between(after, Mark::Comes).next().and_then(|(mark, _)| mark.time());
+        (late.inspect(|_| looks::count()), next)
     }
 
     /// Nodes that could take a place in any round, in the order in which they came.

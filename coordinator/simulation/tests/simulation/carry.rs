@@ -183,7 +183,8 @@ impl World {
         let now = self.local(p);
         let own = self.processes[p].id();
         self.processes[p].told.clear();
-        self.processes[p].leader = Some(Leader::new(own.clone(), self.keys.clone(), term, now, 0).after(former));
+        let leader = Leader::new(own.clone(), self.keys.clone(), term, now, 0).after(former);
+        self.processes[p].leader = Some(leader.seeing(self.processes[p].member.stage_seen()));
         let life = self.processes[p].life;
         self.at(0, Happening::OwnBeat { p, life, term });
         self.lead(p, LeaderInput::Opened(own));

@@ -167,10 +167,11 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
         text.push('\n');
         text.push_str(&nodes(job));
     }
+    let waits = job.waiting();
     let waiting: Vec<_> = job
         .nodes
         .iter()
-        .filter_map(|(id, node)| Some(vec![node.value.name.clone(), job.why_waits(id)?.to_string()]))
+        .filter_map(|(id, node)| Some(vec![node.value.name.clone(), waits.of(id)?.to_string()]))
         .collect();
     if !waiting.is_empty() {
         text.push('\n');

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::rejection::QueryRejection;
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Extension, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::Site;
 use super::access::{Caller, Refuse, admit};
 use super::messages::LONGEST;
-use super::operations::{Listing, Operation, wish};
+use super::operations::{Listing, Operation, aside, wish};
 use super::problem::{Problem, answer};
 
 /// Longest `wait`, in seconds. It is less than a port leaves an old connection for its last answer.
@@ -59,8 +59,14 @@ async fn jobs(
     Ok(answer(&site.carry(&caller, "", Operation::Jobs(listing?.0)).await?))
 }
 
-async fn job(State(site): State<Arc<Site>>, Extension(caller): Extension<Caller>, Path(id): Path<String>) -> Answer {
-    Ok(answer(&site.carry(&caller, &id, Operation::Job).await?))
+async fn job(
+    State(site): State<Arc<Site>>,
+    Extension(caller): Extension<Caller>,
+    id: Result<Path<String>, PathRejection>,
+) -> Answer {
+    let Path(id) = id?;
+    let told = site.carry(&caller, &id, Operation::Job).await?;
+    aside(move || Ok(answer(&told))).await
 }
 
 #[derive(Deserialize)]
@@ -78,9 +84,10 @@ struct History {
 async fn events(
     State(site): State<Arc<Site>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
     history: Result<Query<History>, QueryRejection>,
 ) -> Answer {
+    let Path(id) = id?;
     let Query(History { after, limit, wait }) = history?;
     if wait > LONGEST_WAIT {
         return Err(Problem(
@@ -96,12 +103,13 @@ async fn events(
 async fn change(
     State(site): State<Arc<Site>>,
     Extension(caller): Extension<Caller>,
-    Path((id, call)): Path<(String, String)>,
-    body: Bytes,
+    path: Result<Path<(String, String)>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
 ) -> Answer {
+    let Path((id, call)) = path?;
     // Who may not change the job hears of that first, whatever the body is.
     caller.operates(&id)?;
-    Ok(answer(&site.carry(&caller, &id, operation(&call, &body)?).await?))
+    Ok(answer(&site.carry(&caller, &id, operation(&call, &body?)?).await?))
 }
 
 #[derive(Deserialize)]

@@ -2,6 +2,7 @@
 //! answers, each in its own encoding; `access` says who calls. What is read comes from memory alone.
 
 use std::ops::Bound;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -47,11 +48,18 @@ impl Site {
     pub(super) async fn carry(&self, caller: &Caller, id: &str, operation: Operation) -> Result<Value, Problem> {
         match operation {
             Operation::Me => Ok(me(caller)),
-            Operation::Jobs(listing) => look(&self.shared, |overview| Ok(list(overview, caller, &listing))),
-            Operation::Job => look(&self.shared, |overview| {
-                let (id, job) = find(overview, id, caller)?;
-                Ok(job::json::job(id, job))
-            }),
+            Operation::Jobs(listing) => {
+                let (shared, caller) = (Arc::clone(&self.shared), caller.clone());
+                aside(move || look(&shared, |overview| Ok(list(overview, &caller, &listing)))).await
+            }
+            Operation::Job => {
+                let (shared, caller, id) = (Arc::clone(&self.shared), caller.clone(), id.to_owned());
+                aside(move || {
+                    let (id, job) = look(&shared, |overview| find(overview, &id, &caller).map(copied))?;
+                    Ok(job::json::job(&id, &job))
+                })
+                .await
+            }
             Operation::Events { after, limit, wait } => self.events(caller, id, (after, limit), wait).await,
             Operation::Ask(wish) => self.ask(id, &wish, &caller.operates(id)?).await,
             Operation::Delete { dry_run } => self.delete(id, dry_run, &caller.operates(id)?).await,
@@ -116,6 +124,19 @@ pub(super) fn look<T>(shared: &Shared, look: impl FnOnce(&Overview) -> Result<T,
     let overview = shared.overview();
     let unread = || Problem(StatusCode::SERVICE_UNAVAILABLE, "the jobs were not read yet: is the store there?".into());
     look(overview.as_ref().ok_or_else(unread)?)
+}
+
+/// Does this on a thread of its own. The answer about a large job takes long, and this thread leads jobs.
+pub(super) async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
+    let ended = |error| Problem(StatusCode::INTERNAL_SERVER_ERROR, format!("the answer could not be made: {error}"));
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(ended(error)))
+}
+
+/// A copy of a job, so that others need not wait while the answer is made.
+pub(super) fn copied((id, job): (&JobId, &Job)) -> (JobId, Job) {
+    (id.clone(), job.clone())
 }
 
 /// A job that the caller sees.

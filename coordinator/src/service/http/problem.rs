@@ -1,7 +1,7 @@
 //! What the APIs answer: JSON, and for an error `{"error": "..."}` with a status; over gRPC the same sentence with gRPC's
 //! own code.
 
-use axum::extract::rejection::QueryRejection;
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ impl From<Problem> for Status {
             StatusCode::UNAUTHORIZED => Code::Unauthenticated,
             StatusCode::FORBIDDEN => Code::PermissionDenied,
             StatusCode::NOT_FOUND => Code::NotFound,
-            StatusCode::CONFLICT => Code::FailedPrecondition,
+            StatusCode::CONFLICT | StatusCode::BAD_GATEWAY => Code::FailedPrecondition,
             StatusCode::TOO_MANY_REQUESTS => Code::ResourceExhausted,
             StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
             _ => Code::Internal,
@@ -49,7 +49,19 @@ impl From<Problem> for Status {
 
 impl From<QueryRejection> for Problem {
     fn from(rejection: QueryRejection) -> Problem {
-        Problem(StatusCode::BAD_REQUEST, rejection.body_text())
+        Problem(rejection.status(), rejection.body_text())
+    }
+}
+
+impl From<PathRejection> for Problem {
+    fn from(rejection: PathRejection) -> Problem {
+        Problem(rejection.status(), rejection.body_text())
+    }
+}
+
+impl From<BytesRejection> for Problem {
+    fn from(rejection: BytesRejection) -> Problem {
+        Problem(rejection.status(), rejection.body_text())
     }
 }
 
@@ -61,7 +73,13 @@ impl From<OperatorError> for Problem {
             OperatorError::Removal(RemovalError::NoSuchJob { job }) => return Problem::no_such_job(job.as_ref()),
             OperatorError::NoSuchNode { .. } => StatusCode::NOT_FOUND,
             OperatorError::Range { .. } | OperatorError::NothingToSet => StatusCode::BAD_REQUEST,
-            OperatorError::Store(_) | OperatorError::Removal(RemovalError::Store(_)) => StatusCode::SERVICE_UNAVAILABLE,
+            OperatorError::Store(error) | OperatorError::Removal(RemovalError::Store(error))
+                if error.is_transient() =>
+            {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            // The store refuses, and does so again however often it is asked.
+            OperatorError::Store(_) | OperatorError::Removal(RemovalError::Store(_)) => StatusCode::BAD_GATEWAY,
             OperatorError::Ended { .. }
             | OperatorError::NotEnded { .. }
             | OperatorError::OtherProtocol { .. }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::HeaderMap;
 use elastic_proto::jobs::{JobSummary, WatchAllReply, WatchReply};
@@ -17,14 +17,15 @@ use tonic::Status;
 use super::Site;
 use super::access::Caller;
 use super::messages::{MESSAGE, message};
-use super::operations::{find, look, since};
+use super::operations::{aside, copied, find, look, since};
 use super::problem::Problem;
 use elastic_rendezvous::job::overview::Overview;
 use elastic_rendezvous::job::{self, JobId};
 use elastic_store::Revision;
 
-/// What changes within this time is sent together.
+/// What changes within this time is sent together; where it takes long to tell, within so many times as long.
 const TOGETHER: Duration = Duration::from_millis(100);
+const PART: u32 = 10;
 
 /// How often a watch looks whether its caller may still call, whatever changes.
 const LOOK: Duration = Duration::from_secs(2);
@@ -39,13 +40,15 @@ pub(super) struct Watching {
     changes: watch::Receiver<()>,
     /// There is more to tell, whether anything changes or not.
     at_once: bool,
+    /// What changes within this time is sent together.
+    together: Duration,
     _held: Held,
 }
 
 impl Watching {
     pub(super) fn new(site: Arc<Site>, token: HeaderMap, held: Held) -> Watching {
         let changes = site.shared.changes.subscribe();
-        Watching { site, token, changes, at_once: true, _held: held }
+        Watching { site, token, changes, at_once: true, together: TOGETHER, _held: held }
     }
 
     /// Looks until there is news.
@@ -56,7 +59,7 @@ impl Watching {
         loop {
             if !std::mem::take(&mut self.at_once) {
                 let _ = timeout(LOOK, self.changes.changed()).await;
-                sleep(TOGETHER).await;
+                sleep(self.together).await;
             }
             self.changes.mark_unchanged();
             let caller = self.site.caller(&self.token)?;
@@ -81,12 +84,19 @@ pub(super) fn one(
             }
             // A history that has begun again is sent from its start.
             let last = job.events.keys().next_back().copied().unwrap_or(0);
-            let (mut value, _) = since(job, if last < after { 0 } else { after }, None);
-            value["job"] = job::json::job(id, job);
-            Ok(Some((value, job.changed)))
+            let (value, _) = since(job, if last < after { 0 } else { after }, None);
+            Ok(Some((value, copied((id, job)))))
         });
-        let (value, changed) = news.await?;
-        let reply: WatchReply = message(value)?;
+        let (mut value, (id_of, job)) = news.await?;
+        let changed = job.changed;
+        let tell = move || {
+            let begun = Instant::now();
+            value["job"] = job::json::job(&id_of, &job);
+            let reply: WatchReply = message(value)?;
+            Ok((reply, begun.elapsed()))
+        };
+        let (reply, took) = aside(tell).await?;
+        watching.together = TOGETHER.max(took * PART);
         let after = reply.next;
         Ok(Some((reply, (watching, id, after, Some(changed)))))
     })

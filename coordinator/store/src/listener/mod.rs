@@ -2,8 +2,8 @@
 //! accepted here before its client has said anything.
 //!
 //! Each connection costs this process a descriptor, so each listener has a share of them and lets no more in: those
-//! that come on top wait in the kernel's queue. What never says anything, or whose host is gone, is closed, so that the
-//! share is not lost to it.
+//! that come on top wait in the kernel's queue, and at an HTTP port take the place of the oldest. What never says
+//! anything, or whose host is gone, is closed, so that the share is not lost to it.
 
 #[cfg(test)]
 pub(crate) mod blackhole_proxy;
@@ -11,6 +11,7 @@ mod secure;
 #[cfg(test)]
 mod tests;
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -31,6 +32,7 @@ use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
@@ -160,15 +162,46 @@ impl Port {
 
     /// The next connection, once there is a place for it.
     pub async fn accept(&mut self) -> Connection {
-        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return std::future::pending().await };
+        let place = self.place().await;
+        let stream = self.stream().await;
+        self.placed(stream, place)
+    }
+
+    async fn place(&self) -> OwnedSemaphorePermit {
+        match Arc::clone(&self.places).acquire_owned().await {
+            Ok(place) => place,
+            // No one closes it.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    fn placed(&self, stream: TcpStream, place: OwnedSemaphorePermit) -> Connection {
+        let greeting = Some(Greeting { missing: PREFACE, by: Box::pin(sleep(self.patience.greeting)) });
+        Connection { stream, greeting, _place: place }
+    }
+
+    /// The next connection, at once: where there is no place for it, the oldest of these ends. A monitor that asks
+    /// whether this process lives does not wait for people who watch, nor for strangers who say nothing.
+    async fn accept_for_the_oldest(&mut self, answered: &mut VecDeque<AbortHandle>) -> Connection {
+        let stream = self.stream().await;
+        answered.retain(|task| !task.is_finished());
+        if self.places.available_permits() == 0
+            && let Some(oldest) = answered.pop_front()
+        {
+            oldest.abort();
+        }
+        let place = self.place().await;
+        self.placed(stream, place)
+    }
+
+    async fn stream(&mut self) -> TcpStream {
         loop {
             match self.listener.accept().await.and_then(|(stream, _)| prepared(stream)) {
                 Ok(stream) => {
                     if std::mem::take(&mut self.failing) {
                         tracing::info!("connections are accepted again");
                     }
-                    let greeting = Some(Greeting { missing: PREFACE, by: Box::pin(sleep(self.patience.greeting)) });
-                    return Connection { stream, greeting, _place: place };
+                    return stream;
                 }
                 Err(error) if is_the_client_s(&error) => {}
                 Err(error) => {
@@ -184,27 +217,31 @@ impl Port {
     /// Answers HTTP/1, and HTTP/2 where a client begins with it, until it is dropped. Connections that are idle or do not
     /// finish their requests are closed.
     pub async fn serve_http(mut self, router: Router) {
+        let mut answered = VecDeque::new();
         loop {
-            let stream = self.accept().await;
-            tokio::spawn(answer(stream, Speaks::AsItBegins, router.clone(), self.patience));
+            let stream = self.accept_for_the_oldest(&mut answered).await;
+            let task = tokio::spawn(answer(stream, Speaks::AsItBegins, router.clone(), self.patience));
+            answered.push_back(task.abort_handle());
         }
     }
 
     /// The same over TLS, each connection with the settings of that moment.
     pub async fn serve_https(mut self, router: Router, settings: impl Fn() -> Arc<ServerConfig> + Send) {
+        let mut answered = VecDeque::new();
         loop {
-            let mut stream = self.accept().await;
+            let mut stream = self.accept_for_the_oldest(&mut answered).await;
             // The handshake's own limit is the shorter way to say it.
             stream.greeting = None;
             let handshake = TlsAcceptor::from(settings()).accept(stream);
             let (router, patience) = (router.clone(), self.patience);
-            tokio::spawn(async move {
+            let task = tokio::spawn(async move {
                 if let Ok(Ok(stream)) = timeout(patience.greeting, handshake).await {
                     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                     let speaks = if http2 { Speaks::Http2 } else { Speaks::Http1 };
                     answer(stream, speaks, router, patience).await;
                 }
             });
+            answered.push_back(task.abort_handle());
         }
     }
 }

@@ -114,6 +114,22 @@ async fn who_finds_no_place_waits_for_one() {
 }
 
 #[tokio::test]
+async fn who_watches_an_http_port_keeps_no_monitor_waiting() {
+    let (port, address) = port(2, long()).await;
+    let router = Router::new().route("/", get(async || "yes")).route("/slow", get(std::future::pending::<String>));
+    tokio::spawn(port.serve_http(router));
+    let mut watching = Vec::new();
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        watching.push(client);
+    }
+    // The oldest makes room, and a monitor is answered.
+    assert!(asks(&mut TcpStream::connect(address).await.unwrap()).await);
+    ends(&mut watching[0]).await;
+}
+
+#[tokio::test]
 async fn the_kernel_asks_whether_a_silent_host_is_there() {
     let (mut port, address) = port(1, long()).await;
     let _client = TcpStream::connect(address).await.unwrap();

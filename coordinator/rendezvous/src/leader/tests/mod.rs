@@ -7,7 +7,9 @@ mod doubt;
 mod exclusion;
 mod growth;
 mod history;
+mod losses;
 mod pause;
+mod rules;
 
 use serde_json::{Value, json};
 

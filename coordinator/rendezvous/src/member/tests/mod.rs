@@ -2,6 +2,7 @@
 
 mod campaigns;
 mod joining;
+mod rules;
 
 use serde_json::{Value, json};
 
@@ -210,6 +211,33 @@ fn a_node_that_finds_another_life_of_its_job_kills_its_workers_at_once() {
         let out = member.step(woken, GroupReport::Stopped { master: None }.into());
         let ends = |output: &MemberOutput| matches!(output, MemberOutput::End(End::StoreLost(_)));
         assert!(out.iter().any(ends), "{what}: {out:?}");
+    }
+}
+
+#[test]
+fn a_job_whose_records_go_back_in_time_is_of_a_restored_store() {
+    let sealed = |number: u64| json!({ "number": number, "plan": 3, "nodes": 1 });
+    let record = |number: u64, generation: u64, state: &str, of: u64| {
+        let (state, sealed) = (json!(state), sealed(of));
+        json!({ "number": number, "generation": generation, "state": state, "sealed": sealed, "reason": "r" })
+    };
+    let lost = |out: &[MemberOutput]| out.contains(&Command::Kill.into());
+    for (what, event, is_lost) in [
+        ("the next round", record(2, 1, "forming", 1), false),
+        ("its own round forms once more", record(1, 1, "forming", 1), true),
+        ("an earlier generation", record(2, 0, "forming", 1), true),
+    ] {
+        let out = running().step(NOW, news(round(3, 50, event)));
+        assert_eq!(lost(&out), is_lost, "{what}: {out:?}");
+    }
+    // Given a watch that has told of a record at revision 20, when a read at a later one finds an older record
+    for (at, is_lost) in [(19, false), (40, true)] {
+        let mut member = running();
+        member.step(NOW, news(round(3, 20, record(2, 1, "forming", 1))));
+        member.step(NOW, MemberInput::Watched(WatchUpdate::Snapshot { revision: Revision(21), values: vec![] }));
+        let old = round(3, 12, record(1, 1, "running", 1));
+        let out = member.step(NOW, answer(Call::ReadBack, true, at, vec![Some(old), None, None, None]));
+        assert_eq!(lost(&out), is_lost, "{at}: {out:?}");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use elastic_rendezvous::job::{
-    FailureClass, Keys, NodeId, NodeRecord, Phase, RestartPolicy, RoundRecord, RoundState, Spec, Versioned,
+    FailureClass, Keys, LostSoon, NodeId, NodeRecord, Phase, RestartPolicy, RoundRecord, RoundState, Spec, Versioned,
 };
 use elastic_store::Event;
 
@@ -71,7 +71,10 @@ impl Budget {
             _ => return Err(format!("restarts went from {} to {} with {new:?}", old.restarts, new.restarts)),
         };
         let all = self.spec.restart_policy == RestartPolicy::All;
-        if charged && !all && !self.failed.contains(&old.number) {
+        // A node that is lost soon after each start is charged from the second time on.
+        let lost_before = |lost: &&LostSoon| old.advance.lost.iter().any(|it| it.node == lost.node && it.rounds >= 1);
+        let lost_again = new.advance.lost.iter().filter(|lost| lost.rounds > 1).any(|lost| lost_before(&lost));
+        if charged && !all && !self.failed.contains(&old.number) && !lost_again {
             return Err(format!("round {} was charged, and no worker failed in it: {}", old.number, new.reason));
         }
         if next && !charged && self.prompt {

@@ -93,13 +93,14 @@ struct Calls {
 
 impl Calls {
     /// Carries out what a request asks; the answer as a message.
-    async fn carry<T: DeserializeOwned>(
+    async fn carry<T: DeserializeOwned + Send + 'static>(
         &self,
         caller: &Caller,
         id: &str,
         operation: Operation,
     ) -> Result<Response<T>, Status> {
-        Ok(Response::new(message(self.site.carry(caller, id, operation).await?)?))
+        let told = self.site.carry(caller, id, operation).await?;
+        Ok(Response::new(operations::aside(move || message(told)).await?))
     }
 
     fn watching<T>(&self, request: &Request<T>) -> Result<Watching, Status> {

@@ -13,9 +13,9 @@ use crate::service::http::users::{Fingerprint, Role, User};
 use elastic_rendezvous::job::overview::Job;
 use elastic_rendezvous::job::{
     self, Advance, Asked, Checkpoint, Desired, Endpoint, EventRecord, Exclusion, FailedStart, Failure, FailureClass,
-    Fate, Faults, JobId, JobProtocol, JobState, Keys, Killer, Killing, LeaderRecord, NodeId, NodeRecord, OnStoreLoss,
-    Phase, ProgressRecord, Protocols, RankRecord, Release, Requester, RestartPolicy, RoundRecord, RoundState, Sealed,
-    Spec, TakenBack, Timings, Tombstone, Versioned, Via,
+    Fate, Faults, JobId, JobProtocol, JobState, Keys, Killer, Killing, LeaderRecord, LostSoon, NodeId, NodeRecord,
+    OnStoreLoss, Phase, ProgressRecord, Protocols, RankRecord, Release, Requester, RestartPolicy, RoundRecord,
+    RoundState, Sealed, Spec, TakenBack, Timings, Tombstone, Versioned, Via,
 };
 use elastic_store::Revision;
 
@@ -98,6 +98,7 @@ fn round() -> RoundRecord {
             furthest_step: Some(9),
             stalled_restarts: 1,
             failed_start: Some(FailedStart { message: "m".into(), restarts: 2 }),
+            lost: vec![LostSoon { node: "e".into(), rounds: 2 }],
         },
         faults: vec![Faults {
             node: "d".into(),

@@ -140,8 +140,9 @@ fn peers(job: &Job, ports: &BTreeMap<Endpoint, Port>) -> Vec<Finding> {
 /// Why nodes wait: a line for each reason, with all the nodes that it holds for.
 fn waiting(id: &JobId, job: &Job) -> Vec<Finding> {
     let mut reasons: BTreeMap<String, (Finding, Vec<&str>)> = BTreeMap::new();
+    let waiting = job.waiting();
     for (node, record) in &job.nodes {
-        if let Some(waits) = job.why_waits(node) {
+        if let Some(waits) = waiting.of(node) {
             let finding = why(id, &record.value.name, &waits);
             let names = &mut reasons.entry(finding.seen.clone()).or_insert((finding, Vec::new())).1;
             names.push(&record.value.name);

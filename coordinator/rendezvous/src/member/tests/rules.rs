@@ -1,0 +1,102 @@
+//! Rules of a node, each with the case that needs it.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn seconds(seconds: u32) -> Time {
+    NOW + SECOND * seconds
+}
+
+/// An answer to what was sent at this time.
+fn sent_at(sent: Time, input: MemberInput) -> MemberInput {
+    match input {
+        MemberInput::Answered { call, result, .. } => MemberInput::Answered { call, sent, result },
+        other => other,
+    }
+}
+
+#[test]
+fn the_word_of_a_round_in_which_this_node_may_be_evicted_proves_nothing() {
+    let mut member = running();
+    let proven = member.proofs.round;
+    let forms = json!({
+        "number": 2, "generation": 1, "state": "forming", "sealed": { "number": 1, "plan": 3, "nodes": 1 }, "reason": "r",
+    });
+    // Given a round that forms, of which the watch alone has told
+    member.step(seconds(1), news(round(3, 20, forms)));
+    let (proof_age, all_heard) = (Duration::ZERO, None);
+    let word = Word { round: 2, revision: Revision(20), running: false, proof_age, all_heard };
+    let hears = MemberInput::Word { sent: seconds(2), term: Revision(9), word };
+    member.step(seconds(2), hears);
+    assert_eq!(member.proofs.round, proven);
+}
+
+#[test]
+fn workers_are_not_started_where_the_proofs_are_too_old() {
+    for (at, starts) in [(1, true), (9, false)] {
+        let (mut member, _) = joined_to(setup(), forming(), None, None);
+        member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
+        member.step(NOW, news(round(3, 12, sealed_round())));
+        let rank = json!({
+            "group_rank": 0, "first_rank": 0, "slots": 1, "role_rank_base": 0, "role_world_size": 1, "name": "a",
+            "machine": "a", "boot": "b", "peer": { "host": "h", "port": 1 },
+        });
+        let rank = kv(keys().rank(1, Revision(3), &member.id()), &rank.to_string(), 12, 12, None);
+        let seat = answer(Call::Seat, true, 13, vec![Some(round(3, 12, sealed_round())), Some(rank)]);
+        let out = member.step(seconds(at), sent_at(seconds(at), seat));
+        let started = out.iter().any(|output| matches!(output, MemberOutput::Agent(Command::Start(_))));
+        assert_eq!(started, starts, "{at} s: {out:?}");
+    }
+}
+
+#[test]
+fn a_lease_counts_from_when_it_was_asked_for() {
+    let mut member = Member::new(setup());
+    member.step(NOW, MemberInput::Tick);
+    let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
+    member.step(NOW, answer(Call::Join, true, 10, vec![Some(spec), Some(round(3, 3, forming()))]));
+    member.step(seconds(4), MemberInput::Leased { sent: NOW, result: Ok(LeaseId(7)) });
+    member.step(seconds(4), answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
+    assert_eq!(member.proofs.leased, NOW);
+}
+
+#[test]
+fn a_generation_begins_only_where_no_node_is_left() {
+    let mut member = Member::new(setup());
+    member.step(NOW, MemberInput::Tick);
+    let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
+    let failed = json!({ "number": 4, "generation": 1, "state": "failed", "reason": "r" });
+    let read = vec![Some(spec), Some(round(3, 9, failed))];
+    let mut read = match answer(Call::Join, true, 10, read) {
+        MemberInput::Answered { result: Ok(result), .. } => result,
+        other => panic!("{other:?}"),
+    };
+    // The leader, then how many nodes there are, as far as this read tells.
+    read.results.extend([OpResult::Values(vec![]), OpResult::Values(vec![]), OpResult::Count(0)]);
+    let out = member.step(NOW, MemberInput::Answered { call: Call::Join, sent: NOW, result: Ok(read) });
+    let begins = out.iter().find_map(|output| match output {
+        MemberOutput::Txn(Call::Begin, txn) => Some(txn),
+        _ => None,
+    });
+    let alone = crate::kv::Guard::empty(keys().nodes());
+    assert!(begins.is_some_and(|txn| txn.when.contains(&alone)), "{out:?}");
+}
+
+#[test]
+fn a_node_that_missed_a_round_is_no_member_any_more() {
+    let forms = |number: u64, sealed: u64| {
+        let sealed = json!({ "number": sealed, "plan": 3, "nodes": 1 });
+        news(round(
+            3,
+            20,
+            json!({
+                "number": number, "generation": 1, "state": "forming", "sealed": sealed, "reason": "r",
+            }),
+        ))
+    };
+    for (number, sealed, killed) in [(2, 1, false), (3, 2, true)] {
+        let out = running().step(NOW, forms(number, sealed));
+        assert_eq!(out.contains(&Command::Kill.into()), killed, "{number}: {out:?}");
+    }
+}
