@@ -34,6 +34,8 @@ pub struct View {
     pub planned_here: bool,
     /// When this term began.
     pub elected: Time,
+    /// Since when this leader has had its turns without a pause as long as a lease.
+    pub awake: Time,
     /// The leader before, where that is known.
     pub former: Option<Former>,
     /// When this leader first saw the round's number in its state.
@@ -215,7 +217,7 @@ impl View {
     pub(super) fn silent(&self, now: Time) -> (Vec<&NodeId>, Option<Time>) {
         // A member that does not reach this leader writes its key more often than this.
         let patience = self.spec.timings.lease_ttl * 2;
-        let from = self.elected + patience;
+        let from = self.elected.max(self.awake) + patience;
         if now < from {
             return (Vec::new(), Some(from));
         }

@@ -1,5 +1,6 @@
 //! Whether a running round continues: its members' failures, losses and leaves, and newcomers that fit.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::refusals::refusals;
@@ -155,8 +156,10 @@ fn without(now: Time, view: &View, lost: Vec<Eviction>, mut advance: Advance) ->
             || view.drained_nodes().any(|it| it == node)
     };
     let soon = lost.iter().filter(|eviction| !got_further(now, view) && !eviction.refused && !leaves(&eviction.node));
-    let counted: Vec<_> = soon.map(|eviction| (advance.lost_soon(eviction.node.name()), eviction)).collect();
-    let worst = counted.iter().max_by_key(|(rounds, _)| *rounds).filter(|(rounds, _)| *rounds > 1);
+    // A name counts once in a round, also where two members claim it.
+    let names_lost: BTreeMap<&str, &Eviction> = soon.map(|eviction| (eviction.node.name(), eviction)).collect();
+    let counted = names_lost.iter().map(|(name, eviction)| (advance.lost_soon(name), *eviction));
+    let worst = counted.max_by_key(|(rounds, _)| *rounds).filter(|(rounds, _)| *rounds > 1);
     if let Some((rounds, eviction)) = worst {
         let message = format!(
             "lost {}: {}; in {rounds} rounds it was lost soon after they began, and the job got no further",

@@ -140,6 +140,7 @@ impl Leader {
             desired: desired.unwrap_or_default(),
             planned_here: old.is_some_and(|old| old.planned_here && old.round.modified == round.modified),
             elected: self.elected,
+            awake: self.awake,
             former: self.former.clone(),
             since: old.filter(|old| same_state(old)).map_or(now, |old| old.since),
             begun: match old {

@@ -41,6 +41,9 @@ pub struct Leader {
     /// Added to its clock, gives milliseconds since the Unix epoch: for the history that people read.
     epoch_ms: u64,
     elected: Time,
+    /// When it last had a turn, and since when there was no pause between turns as long as a lease.
+    looked: Time,
+    awake: Time,
     former: Option<Former>,
     /// The round's stage as the leading node knows it, where it saw that begin, and when.
     seen: Option<((u64, RoundState, bool), Time)>,
@@ -74,6 +77,8 @@ impl Leader {
             term,
             epoch_ms,
             elected: now,
+            looked: now,
+            awake: now,
             former: None,
             seen: None,
             known_spec: None,
@@ -172,12 +177,23 @@ impl Leader {
     /// Decides, if something has come or it is time, and says what is to be done.
     pub fn act(&mut self, now: Time) -> Vec<LeaderOutput> {
         let mut out = Vec::new();
+        self.look(now);
         let due = self.undecided || self.deadline().is_some_and(|at| now >= at);
         if due && !self.is_over() {
             self.undecided = false;
             self.decide(now, &mut out);
         }
         out
+    }
+
+    /// A process that was stopped, as with its whole machine, has heard of no member meanwhile: that says nothing of them.
+    fn look(&mut self, now: Time) {
+        let slept = self.known.view().is_some_and(|view| now.since(self.looked) >= view.spec.timings.lease_ttl);
+        self.looked = now;
+        if slept {
+            self.awake = now;
+            self.known.view_mut().into_iter().for_each(|view| view.awake = now);
+        }
     }
 
     /// Takes an input in; whether something may follow from it. Nothing follows from a beat that answers no new probe:

@@ -31,8 +31,12 @@ impl Identity {
         }
     }
 
-    /// Notes which cluster answered. [`StoreError::Lost`], if it is another one than before.
+    /// Notes which cluster answered. [`StoreError::Lost`], if it is another one than before. What etcd's `grpc-proxy`
+    /// answers by itself names none (0).
     pub(super) fn met(&self, cluster: u64, at: &str) -> Result<()> {
+        if cluster == 0 {
+            return Ok(());
+        }
         let known = *self.seen().cluster.get_or_insert(cluster);
         if known == cluster {
             return Ok(());
@@ -68,8 +72,10 @@ mod tests {
     #[test]
     fn another_cluster_is_another_store_for_good() {
         let identity = Identity::default();
+        identity.met(0, "a proxy").unwrap();
         identity.met(7, "a").unwrap();
         identity.met(7, "b").unwrap();
+        identity.met(0, "a proxy").unwrap();
         assert!(matches!(identity.met(8, "c"), Err(StoreError::Lost { .. })));
         assert!(matches!(identity.floor(), Err(StoreError::Lost { .. })), "no further request is sent");
     }

@@ -17,7 +17,7 @@ use super::*;
 use crate::job::{JobId, RoundRecord, Tombstone};
 use crate::kv::{Event, KeyValue, OpResult, WatchUpdate};
 
-const NOW: Time = Time::from_millis(100_000);
+const NOW: Time = Time::from_millis(1_000_000);
 
 /// A job whose round 1 runs with the nodes a and b.
 struct Scene {

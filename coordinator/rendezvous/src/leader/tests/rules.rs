@@ -58,7 +58,7 @@ fn an_evicted_node_is_waited_for_from_when_the_others_follow_this_leader() {
     let scene = Scene::forming(waits(2), running(1));
     let (mut leader, _) = scene.leader();
     written(&mut leader, NOW, 7);
-    // Given that b is evicted after two seconds, and nobody knows whether it is at work,
+    // Given that b is evicted after two seconds, and that no one knows whether it is at work,
     let at = |seconds: u32| NOW + SECOND * seconds;
     let wants = leader.step(at(2), LeaderInput::Tick);
     assert_eq!(tombstone(&scene, &wants, "b").map(|stone| stone.fate), Some(Fate::Unknown));
@@ -92,9 +92,8 @@ fn a_silent_member_is_past_its_fence_only_where_another_follows_this_leader() {
         }
         let gone = Event::Delete { key: scene.keys.node(&id("a")), revision: Revision(8) };
         let mut wants = leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![gone])));
-        let mut now = NOW;
         while tombstone(&scene, &wants, "a").is_none() {
-            now = leader.deadline().unwrap();
+            let now = leader.deadline().unwrap();
             assert!(now < NOW + SECOND * 100, "{wants:?}");
             // b is there, and writes its key where its pulses do not come.
             leader.take(now, LeaderInput::Heard { node: id("b"), probe: 0, echo: follows.then_some(now) });

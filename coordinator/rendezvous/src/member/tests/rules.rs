@@ -23,7 +23,7 @@ fn the_word_of_a_round_in_which_this_node_may_be_evicted_proves_nothing() {
     let forms = json!({
         "number": 2, "generation": 1, "state": "forming", "sealed": { "number": 1, "plan": 3, "nodes": 1 }, "reason": "r",
     });
-    // Given a round that forms, of which the watch alone has told
+    // Given a round that forms, known from the watch, before its record was read
     member.step(seconds(1), news(round(3, 20, forms)));
     let (proof_age, all_heard) = (Duration::ZERO, None);
     let word = Word { round: 2, revision: Revision(20), running: false, proof_age, all_heard };

@@ -36,7 +36,11 @@ pub(super) fn acted_on(now: Time, keys: &Keys, view: &View, txn: &Txn) -> Result
     }
     // Under the other policy every change is charged.
     let by_failures = view.spec.restart_policy == RestartPolicy::Failures;
-    if strongest == Some(FailureClass::Peer) && by_failures && (charged || failed) {
+    // A node that is lost soon after each start is charged for that, whatever its peers say.
+    let before = |name: &str| old.advance.lost.iter().find(|lost| lost.node == name).map_or(0, |lost| lost.rounds);
+    let lost_again = new.advance.lost.iter().any(|lost| lost.rounds > before(&lost.node).max(1))
+        || new.cause.as_ref().is_some_and(|cause| cause.class == FailureClass::Lost);
+    if strongest == Some(FailureClass::Peer) && by_failures && (charged || failed) && !lost_again {
         let said = reports.iter().map(|(_, present, _)| present.said).min().unwrap_or(now);
         let silent = view.roster.members().find(|(node, _)| {
             let ended = |present: &Present| matches!(present.record.phase, Phase::Failed | Phase::Done);
