@@ -57,7 +57,7 @@ const FOUND_AT: &[(&str, u64)] = &[
     ("fence_by_the_newer_proof", Family::EXCLUSIONS + 107),
     ("count_before_streams", 2_944),
     ("word_without_age", Family::ROLES + 173),
-    ("heard_from_receipt", Family::ROLES + 413),
+    ("heard_from_receipt", Family::ROLES + 4_989),
     ("proven_by_the_answer", Family::ROLES + 85),
     ("a_pause_lets_workers_rest", Family::PAUSES + 248),
     ("who_rests_is_not_paused", Family::PAUSES + 428),
