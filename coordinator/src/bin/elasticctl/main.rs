@@ -186,20 +186,6 @@ fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
 fn print(text: &str) -> anyhow::Result<()> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
-    out.write_all(harmless(text).as_bytes())?;
+    out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
-}
-
-/// Names and messages come from the store, so from anyone who writes there: none of them speaks to the terminal.
-fn harmless(text: &str) -> String {
-    let shown = |c: char| if c.is_control() && !matches!(c, '\n' | '\t') { char::REPLACEMENT_CHARACTER } else { c };
-    text.chars().map(shown).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_name_from_the_store_does_not_move_the_cursor() {
-        assert_eq!(super::harmless("a\tb\n\u{1b}[2J\u{9b}31mé"), "a\tb\n\u{fffd}[2J\u{fffd}31mé");
-    }
 }

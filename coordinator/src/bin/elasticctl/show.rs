@@ -3,7 +3,7 @@
 use crate::table::{printable, table};
 use elastic_rendezvous::job::overview::{Job, Overview};
 use elastic_rendezvous::job::{
-    EventRecord, Faults, JobId, JobState, LeaderRecord, ProgressRecord, Protocols, RoundState,
+    EventRecord, Faults, JobId, JobState, LeaderRecord, NodeRecord, ProgressRecord, Protocols, RoundState, Versioned,
 };
 use elastic_rendezvous::time::date::utc;
 
@@ -168,11 +168,8 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
         text.push_str(&nodes(job));
     }
     let waits = job.waiting();
-    let waiting: Vec<_> = job
-        .nodes
-        .iter()
-        .filter_map(|(id, node)| Some(vec![node.value.name.clone(), waits.of(id)?.to_string()]))
-        .collect();
+    let why = |(id, node): (&_, &Versioned<NodeRecord>)| Some(vec![node.value.name.clone(), waits.of(id)?.to_string()]);
+    let waiting: Vec<_> = job.nodes.iter().filter_map(why).collect();
     if !waiting.is_empty() {
         text.push('\n');
         text.push_str(&table(&["WAITS", "WHY"], &waiting));
