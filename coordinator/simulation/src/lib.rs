@@ -59,6 +59,7 @@ const FOUND_AT: &[(&str, u64)] = &[
     ("word_without_age", Family::ROLES + 173),
     ("heard_from_receipt", Family::ROLES + 4_989),
     ("proven_by_the_answer", Family::ROLES + 85),
+    ("reclaimed_in_spite_of_a_tombstone", Family::ROLES + 697),
     ("a_pause_lets_workers_rest", Family::PAUSES + 248),
     ("who_rests_is_not_paused", Family::PAUSES + 428),
 ];

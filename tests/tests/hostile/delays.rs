@@ -72,7 +72,8 @@ impl Scene {
         tap: Tap,
         etcd: Option<EtcdServer>,
     ) -> Scene {
-        let job = job.flag("--max-restarts=20");
+        // Its deaths are no fault of b.
+        let job = job.flag("--max-restarts=20").flag("--exclude-after=0");
         let (peer, health) = (free_port(), free_port());
         let ports = [format!("--peer-port={peer}"), format!("--health-port={health}")];
         let first_flags: Vec<&str> = ports.iter().chain(first_flags).map(String::as_str).collect();
