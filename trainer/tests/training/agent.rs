@@ -126,7 +126,8 @@ impl Agent {
 
     pub(crate) fn say(&self, message: &ToWorker) {
         let mut stream = &self.connections.lock().unwrap()[0];
-        writeln!(stream, "{}", serde_json::to_string(message).unwrap()).unwrap();
+        // A worker that has ended needs no word.
+        let _ = writeln!(stream, "{}", serde_json::to_string(message).unwrap());
     }
 
     pub(crate) fn heard<T>(&self, what: &str, pick: impl Fn(&FromWorker) -> Option<T>) -> T {
