@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use elastic_rendezvous::job::{
-    FailureClass, Keys, LostSoon, NodeId, NodeRecord, Phase, RestartPolicy, RoundRecord, RoundState, Spec, Versioned,
+    FailureClass, Keys, NodeId, NodeRecord, Phase, RestartPolicy, RoundRecord, RoundState, Spec, Versioned,
 };
 use elastic_store::Event;
 
@@ -11,6 +11,12 @@ use crate::dice::SECOND;
 
 /// A failure reported this long ago is known to the leader, where nothing delays its watch.
 const SEEN: u64 = 3 * SECOND;
+
+/// Whether the round ended since a node was lost soon after its start, and not for the first time: that is charged.
+pub(super) fn lost_again(old: &RoundRecord, new: &RoundRecord) -> bool {
+    let before = |name: &str| old.advance.lost.iter().find(|lost| lost.node == name).map_or(0, |lost| lost.rounds);
+    new.advance.lost.iter().any(|lost| lost.rounds > before(&lost.node).max(1))
+}
 
 pub(super) struct Budget {
     spec: Spec,
@@ -71,10 +77,7 @@ impl Budget {
             _ => return Err(format!("restarts went from {} to {} with {new:?}", old.restarts, new.restarts)),
         };
         let all = self.spec.restart_policy == RestartPolicy::All;
-        // A node that is lost soon after each start is charged from the second time on.
-        let lost_before = |lost: &&LostSoon| old.advance.lost.iter().any(|it| it.node == lost.node && it.rounds >= 1);
-        let lost_again = new.advance.lost.iter().filter(|lost| lost.rounds > 1).any(|lost| lost_before(&lost));
-        if charged && !all && !self.failed.contains(&old.number) && !lost_again {
+        if charged && !all && !self.failed.contains(&old.number) && !lost_again(&old, new) {
             return Err(format!("round {} was charged, and no worker failed in it: {}", old.number, new.reason));
         }
         if next && !charged && self.prompt {

@@ -1,6 +1,7 @@
 //! A leader acts on what it knows. This part of promises 2, 5 and 6 cannot be judged by the store, since what the store
 //! holds may not have reached the leader yet.
 
+use super::budget::lost_again;
 use elastic_rendezvous::Present;
 use elastic_rendezvous::job::{FailureClass, Keys, NodeId, Phase, RestartPolicy, RoundRecord, RoundState};
 use elastic_rendezvous::time::Time;
@@ -37,10 +38,8 @@ pub(super) fn acted_on(now: Time, keys: &Keys, view: &View, txn: &Txn) -> Result
     // Under the other policy every change is charged.
     let by_failures = view.spec.restart_policy == RestartPolicy::Failures;
     // A node that is lost soon after each start is charged for that, whatever its peers say.
-    let before = |name: &str| old.advance.lost.iter().find(|lost| lost.node == name).map_or(0, |lost| lost.rounds);
-    let lost_again = new.advance.lost.iter().any(|lost| lost.rounds > before(&lost.node).max(1))
-        || new.cause.as_ref().is_some_and(|cause| cause.class == FailureClass::Lost);
-    if strongest == Some(FailureClass::Peer) && by_failures && (charged || failed) && !lost_again {
+    let for_a_loss = lost_again(old, &new) || new.cause.as_ref().is_some_and(|cause| cause.class == FailureClass::Lost);
+    if strongest == Some(FailureClass::Peer) && by_failures && (charged || failed) && !for_a_loss {
         let said = reports.iter().map(|(_, present, _)| present.said).min().unwrap_or(now);
         let silent = view.roster.members().find(|(node, _)| {
             let ended = |present: &Present| matches!(present.record.phase, Phase::Failed | Phase::Done);
