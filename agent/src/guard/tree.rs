@@ -1,8 +1,8 @@
 //! Finding and ending the processes below one process, from /proc. The caller waits for them.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::io;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::Path;
 
 use rustix::io::Errno;
@@ -28,10 +28,16 @@ pub(crate) struct Process {
     pub(super) stack: u64,
 }
 
+/// The process that starts all kernel threads, outside containers.
+const KTHREADD: i32 = 2;
+
+/// The kernel's flag of its own threads (`include/linux/sched.h`).
+const PF_KTHREAD: u32 = 0x0020_0000;
+
 impl Process {
     /// Reads one process. `None` if it is gone.
     pub(super) fn read(pid: i32) -> Option<Process> {
-        parse(&text(format!("/proc/{pid}/stat")).ok()?)
+        parse(&stat(pid)?)
     }
 
     /// Sends a signal to this very process, never to a later process with the same number. It is no error if the
@@ -71,6 +77,13 @@ impl Process {
     }
 }
 
+/// Reads `/proc/<pid>/stat` by one call, which finds the whole text: it has 52 numbers and a name.
+fn stat(pid: i32) -> Option<String> {
+    let mut stat = [0; 2048];
+    let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut stat).ok()?;
+    Some(String::from_utf8_lossy(&stat[..length]).into_owned())
+}
+
 /// Reads a file of /proc. A process's name in it need not be UTF-8.
 pub(crate) fn text(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
@@ -90,9 +103,13 @@ pub(crate) fn session(pid: Pid) -> Option<i32> {
 /// Every process below `root`, without `root` itself: its children, their children, and so on.
 pub(crate) fn descendants(root: Pid) -> io::Result<Vec<Process>> {
     let mut children: BTreeMap<i32, Vec<Process>> = BTreeMap::new();
+    let kernel = kernel_threads();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        if kernel.contains(&pid) {
+            continue;
+        }
         // A process may end between the listing and this.
         let Some(process) = Process::read(pid) else { continue };
         children.entry(process.parent).or_default().push(process);
@@ -106,6 +123,17 @@ pub(crate) fn descendants(root: Pid) -> io::Result<Vec<Process>> {
         }
     }
     Ok(found)
+}
+
+/// The kernel's threads. No process is above them, and a machine has ten and more for each processor: reading each one
+/// would delay a stop. Empty in a container, which sees none, and where the kernel does not list children.
+fn kernel_threads() -> HashSet<i32> {
+    let flags = stat(KTHREADD).and_then(|stat| stat.rsplit_once(") ")?.1.split(' ').nth(6)?.parse::<u32>().ok());
+    if flags.is_none_or(|flags| flags & PF_KTHREAD == 0) {
+        return HashSet::new();
+    }
+    let listed = text(format!("/proc/{KTHREADD}/task/{KTHREADD}/children")).unwrap_or_default();
+    listed.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// Parses `/proc/<pid>/stat`. Its second field is a name in parentheses, which may itself hold any character.
@@ -151,6 +179,14 @@ mod tests {
         assert!(process.name.starts_with("обучени"), "{process:?}");
         process.signal(Signal::KILL).unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn only_children_of_the_kernels_own_process_are_passed_over() {
+        let kernel = kernel_threads();
+        assert!(!kernel.contains(&rustix::process::getpid().as_raw_pid()));
+        // A thread may have ended since.
+        assert!(kernel.iter().filter_map(|pid| Process::read(*pid)).all(|thread| thread.parent == KTHREADD));
     }
 
     #[test]
