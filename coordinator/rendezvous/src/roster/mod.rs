@@ -296,11 +296,14 @@ impl Roster {
 
     fn change(&mut self, node: &NodeId, change: impl FnOnce(&mut Roster)) {
         looks::count();
-        for mark in self.marks(node) {
-            self.index.file(mark, node, false);
-        }
+        let before = self.marks(node);
         change(self);
-        for mark in self.marks(node) {
+        let after = self.marks(node);
+        // Most changes leave most marks as they are, and filing a node costs more than comparing its marks.
+        for mark in before.iter().filter(|mark| !after.contains(mark)) {
+            self.index.file(mark.clone(), node, false);
+        }
+        for mark in after.into_iter().filter(|mark| !before.contains(mark)) {
             self.index.file(mark, node, true);
         }
     }
