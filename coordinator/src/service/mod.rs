@@ -28,9 +28,8 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 
-use crate::operator::log_problems;
+use crate::operator::{Operator, log_problems};
 use claim::Move;
 use elastic_node::epoch_ms;
 use elastic_node::lead::LeaderDrive;
@@ -127,14 +126,8 @@ impl Shared {
 
 struct Led {
     term: Revision,
-    task: JoinHandle<()>,
+    task: AbortOnDrop,
     stop: watch::Sender<bool>,
-}
-
-impl Drop for Led {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 /// A transaction on a `leader` key was answered.
@@ -170,7 +163,7 @@ pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<
     let (held, mut lease) = watch::channel(None);
     let _keeper = AbortOnDrop(tokio::spawn(lease::keep(Arc::clone(&store), lease_ttl, held)));
     let (answers, mut answered) = mpsc::unbounded_channel();
-    let (mut sweep, mut swept) = Sweep::new(Arc::clone(&store), &prefix, retention, tls.clone());
+    let (mut sweep, mut swept) = Sweep::new(Operator::new(Arc::clone(&store), &prefix).over(tls.clone()), retention);
     let (leads, asked, away, foreign) = Default::default();
     let mut service = Service { store, prefix, record, tls, shared, front, leads, asked, away, foreign, answers };
     tokio::pin!(stop);
@@ -296,7 +289,7 @@ impl Service {
         if self.asked.contains(id) {
             return;
         }
-        let gave_up = self.leads.get(id).is_some_and(|led| led.task.is_finished());
+        let gave_up = self.leads.get(id).is_some_and(|led| led.task.0.is_finished());
         if gave_up {
             tracing::warn!(job = %id, "leaving the job to its agents for {STAND_BACK:?}");
             self.away.insert(id.clone(), elastic_store::clock::now() + STAND_BACK);
@@ -368,7 +361,7 @@ impl Service {
         let drive = LeaderDrive::new(leader, Arc::clone(&self.store), inbox.clone(), None, say, self.tls.clone());
         self.front.open(&self.record.node, id, inbox);
         let (stop, stopping) = watch::channel(false);
-        let task = tokio::spawn(lead(drive, notes, stopping, Arc::clone(&self.shared)));
+        let task = AbortOnDrop(tokio::spawn(lead(drive, notes, stopping, Arc::clone(&self.shared))));
         self.leads.insert(id.clone(), Led { term, task, stop });
         self.shared.metrics.leading(self.leads.len());
     }
@@ -391,7 +384,7 @@ impl Service {
                 led.stop.send_replace(true);
             }
             for led in leads.values_mut() {
-                let _ = (&mut led.task).await;
+                let _ = (&mut led.task.0).await;
             }
         };
         if tokio::time::timeout(LEAVE, finished).await.is_err() {

@@ -10,9 +10,11 @@ mod retention;
 mod top;
 mod users;
 
+use elastic_coordinator::operator::Operator;
 use elastic_node::Parting;
 use elastic_rendezvous::End;
 use elastic_rendezvous::job::RoundRecord;
+use elastic_tests::counting_store::{CountingStore, KEYS};
 use elastic_tests::http::answer as http;
 use elastic_tests::prelude::*;
 
@@ -300,10 +302,13 @@ async fn describe_says_why_a_node_waits() {
 async fn elasticctl_says_what_is_wrong() {
     let scene = Scene::on_etcd(1, 1).await;
     let nodes = scene.nodes(["a"]).await;
+    let long = "n".repeat(300);
     for (args, wanted) in [
-        (&["describe", "trian"][..], "there is no job \"trian\" under /elastic: there are train"),
+        (&["describe", "trian"][..], "there is no job \"trian\" under /elastic: `elasticctl jobs` lists those"),
         (&["describe", "a/b"], "there is no job"),
         (&["drain", "train", "z"], "job train has no node \"z\": there are a"),
+        (&["exclude", "train", "a\tb"], "no node has a name like \"a\\tb\""),
+        (&["drain", "train", &long], "no node has a name like \"nnn"),
         (&["undrain", "train", "a"], "none is drained"),
         (&["set", "train", "--min", "5"], "at least 5 and at most 1"),
         (&["drop-checkpoint", "train"], "job train is running: its resume point can be dropped once it has ended"),
@@ -311,6 +316,9 @@ async fn elasticctl_says_what_is_wrong() {
         let (ok, text) = scene.ctl(args).await;
         assert!(!ok && text.contains(wanted), "{args:?}: {text}");
     }
+    let counting = Arc::new(CountingStore::new(Arc::clone(&scene.store)));
+    assert!(Operator::new(counting.clone(), Keys::DEFAULT_PREFIX).job("trian").await.is_err());
+    assert_eq!(counting.take(), BTreeMap::from([("read", 1), (KEYS, 0)]), "other jobs are not read");
     succeed(nodes).await;
     let (ok, text) = scene.ctl(&["close", "train"]).await;
     assert!(!ok && text.contains("has succeeded already"), "{text}");
