@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`claim`] | which jobs to lead, as a pure function |
 //! | [`lease`] | the replica's lease |
+//! | `twin` | another replica that was given the same address |
 //! | [`retention`] | which jobs that have ended are deleted, as a pure function; `sweep` deletes them |
 //! | [`metrics`] | what Prometheus reads |
 //! | [`http`] | `/live`, `/ready`, `/metrics`, the JSON and the gRPC API, and the web page |
@@ -21,6 +22,7 @@ pub mod lease;
 pub mod metrics;
 pub mod retention;
 mod sweep;
+mod twin;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +41,7 @@ use elastic_node::pulse_server;
 use elastic_node::tasks::{AbortOnDrop, Alarm};
 use elastic_rendezvous::Leader;
 use elastic_rendezvous::job::overview::{Change, Job, Overview};
-use elastic_rendezvous::job::{JobId, Keys, LeaderRecord};
+use elastic_rendezvous::job::{JobId, Keys, LeaderRecord, NodeId};
 use elastic_rendezvous::time::Time;
 use elastic_store::tls::MutualTls;
 use elastic_store::{Guard, LeaseId, Mirror, News, Op, Result, Revision, Store, Txn, TxnResult};
@@ -150,6 +152,8 @@ struct Service {
     away: BTreeMap<JobId, Time>,
     /// Jobs of another protocol, with what was said of it.
     foreign: BTreeMap<JobId, String>,
+    /// A living replica that leads at this one's address.
+    twin: watch::Receiver<Option<NodeId>>,
     answers: mpsc::UnboundedSender<Answered>,
 }
 
@@ -162,10 +166,13 @@ pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<
     let _port = AbortOnDrop(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front), None, tls.clone())));
     let (held, mut lease) = watch::channel(None);
     let _keeper = AbortOnDrop(tokio::spawn(lease::keep(Arc::clone(&store), lease_ttl, held)));
+    let (told, twin) = watch::channel(None);
+    let twins = twin::watch(Arc::clone(&shared), record.clone(), tls.clone(), told);
+    let _twins = AbortOnDrop(tokio::spawn(twins));
     let (answers, mut answered) = mpsc::unbounded_channel();
     let (mut sweep, mut swept) = Sweep::new(Operator::new(Arc::clone(&store), &prefix).over(tls.clone()), retention);
     let (leads, asked, away, foreign) = Default::default();
-    let mut service = Service { store, prefix, record, tls, shared, front, leads, asked, away, foreign, answers };
+    let mut service = Service { store, prefix, record, tls, shared, front, leads, asked, away, foreign, twin, answers };
     tokio::pin!(stop);
     let mut mirror = tokio::select! {
         opened = service.open() => opened?,
@@ -295,6 +302,7 @@ impl Service {
             self.away.insert(id.clone(), elastic_store::clock::now() + STAND_BACK);
         }
         let stands_back = self.away.get(id).is_some_and(|until| elastic_store::clock::now() < *until);
+        let stands_back = stands_back || self.twin.borrow().is_some();
         let txn = match claim::next(job, &self.record, self.tls.is_some()) {
             Move::Resign(term) => Some(self.resign(job, term)),
             _ if gave_up => term.map(|term| self.resign(job, term)),

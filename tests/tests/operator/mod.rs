@@ -194,6 +194,23 @@ async fn a_coordinator_that_is_stopped_hands_over_and_one_that_stays_takes_the_j
 }
 
 #[tokio::test]
+async fn replicas_that_were_given_one_address_do_not_replace_each_other() {
+    let scene = Scene::on_etcd(1, 1).await;
+    let nodes = scene.nodes(["a"]).await;
+    let first = scene.coordinator();
+    let leader = scene.led("a coordinator leads", |leader| leader.coordinator).await;
+    let second = scene.coordinator_with(&["--peer-address", &leader.peer.to_string()]);
+    let own = second.says(" node=", WITHIN).await;
+    second.says(&format!("replica {} takes agents' pulses at {} too", leader.node, leader.peer), WITHIN).await;
+    let said = second.output();
+    assert!(said.contains(&format!("This one, {own},")) && said.contains("--peer-address"), "{said}");
+    assert_eq!(scene.leader().await, Some(leader));
+    assert!(!first.output().contains("replaced as leader"), "{}", first.output());
+    drop((first, second));
+    succeed(nodes).await;
+}
+
+#[tokio::test]
 async fn a_coordinator_leads_many_jobs_on_one_port() {
     let first = Scene::on_etcd(2, 2).await;
     let second = first.other("eval");
