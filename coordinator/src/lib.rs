@@ -3,6 +3,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`nodes`] | a job's nodes by their names, and the members of its round |
 //! | [`removal`] | deleting the records of a job that has ended |
 //! | [`operator`] | what operators see of jobs and ask of them |
 //! | [`service`] | what `elastic-coordinator` runs |
@@ -13,6 +14,7 @@
 #![deny(unsafe_code)]
 
 pub mod flags;
+pub mod nodes;
 pub mod operator;
 pub mod removal;
 pub mod service;

@@ -8,8 +8,13 @@ use tokio::net::TcpStream;
 ///
 /// Panics if there is none.
 pub async fn answer(address: &str, path: &str) -> String {
+    answer_to(address, address, path).await
+}
+
+/// The same, to a client that calls the server `host`.
+pub async fn answer_to(host: &str, address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.expect("a server");
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("ask a server");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.expect("an answer");

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use elastic_coordinator::flags::completion;
 use elastic_coordinator::flags::coordinator::Flags as Cli;
+use elastic_coordinator::flags::{block_on, completion};
 use elastic_coordinator::operator::Operator;
+use elastic_coordinator::service::http::hosts::Hosts;
 use elastic_coordinator::service::http::users::Users;
 use elastic_coordinator::service::http::{self, Shown, Site};
 use elastic_coordinator::service::retention::Policy;
@@ -38,16 +39,7 @@ fn main() -> ExitCode {
     set_up_log(cli.json_logs);
     // Each agent of each job that is led from here holds a connection.
     listener::raise_descriptor_limit();
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("elastic-coordinator: cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let done = runtime.block_on(run(cli));
-    runtime.shutdown_background();
-    match done {
+    match block_on(run(cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("elastic-coordinator: {error:#}");
@@ -97,7 +89,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     let store: Arc<dyn Store> = Arc::new(Metered::new(store, observer));
     if let Some(address) = cli.http {
         let operator = Operator::new(Arc::clone(&store), &cli.store.prefix).over(tls.clone());
-        serve_http(&cli, address, Arc::clone(&shared), operator, tls.as_ref())?;
+        serve_http(&cli, (address, &peer.host), Arc::clone(&shared), operator, tls.as_ref())?;
     }
     let setup = ServiceSetup {
         store,
@@ -126,7 +118,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
 
 fn serve_http(
     cli: &Cli,
-    address: SocketAddr,
+    (address, name): (SocketAddr, &str),
     shared: Arc<Shared>,
     operator: Operator,
     peers: Option<&MutualTls>,
@@ -149,7 +141,9 @@ fn serve_http(
             );
             Shown::Users(Users::follow(file.clone()).map_err(anyhow::Error::msg).context("--http-users")?)
         }
-        None if cli.http_jobs => Shown::Jobs,
+        // Over TLS a browser compares the name that it called with the certificate.
+        None if cli.http_jobs && tls.is_some() => Shown::Jobs(Hosts::Any),
+        None if cli.http_jobs => Shown::Jobs(Hosts::known(cli.allowed_host.iter().cloned().chain([name.to_owned()]))),
         None => Shown::Monitoring,
     };
     let listener = listen(address).with_context(|| format!("serve HTTP on {address} (--http)"))?;
@@ -157,7 +151,7 @@ fn serve_http(
     tracing::info!("serving {at}/metrics, /live and /ready");
     match shown {
         Shown::Monitoring => {}
-        Shown::Jobs => tracing::info!("the page of all jobs is {at}/: anyone who reaches it can read their records"),
+        Shown::Jobs(_) => tracing::info!("the page of all jobs is {at}/: anyone who reaches it can read their records"),
         Shown::Users(_) => tracing::info!("the page of all jobs is {at}/, for users with a token"),
     }
     tokio::spawn(http::serve(listener, Site { shared, operator, shown }, tls));

@@ -74,6 +74,13 @@ pub struct Flags {
     #[arg(long, requires = "http")]
     pub http_jobs: bool,
 
+    /// A further name that --http-jobs is called by over plain HTTP; may be given more than once, `*` is any
+    ///
+    /// Any address, localhost, this machine's names and --peer-address are taken. A request by another name is refused,
+    /// as another site's page could send it through a browser that reaches this port.
+    #[arg(long, requires = "http_jobs", value_parser = host_name, value_name = "NAME")]
+    pub allowed_host: Vec<String>,
+
     /// Serve them to these users, who may also change jobs: a file with one JSON object a line
     ///
     /// `elasticctl token NAME --role operate` makes a token and its line. The file holds a hash of each token. It is read
@@ -117,6 +124,12 @@ pub struct Flags {
     /// Print a script by which a shell completes these flags, and end
     #[arg(long, value_name = "SHELL")]
     pub print_completion: Option<Shell>,
+}
+
+/// A host's name, or `*`.
+fn host_name(text: &str) -> Result<String, &'static str> {
+    let fits = text == "*" || text.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) && !text.is_empty();
+    fits.then(|| text.to_owned()).ok_or("write a name alone, without http:// and without a port, or *")
 }
 
 impl Flags {

@@ -6,6 +6,7 @@ pub mod operator;
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
@@ -23,6 +24,14 @@ pub fn completion<F: CommandFactory>(shell: Shell) -> String {
     let name = command.get_name().to_owned();
     clap_complete::generate(shell, &mut command, name, &mut script);
     String::from_utf8_lossy(&script).into_owned()
+}
+
+/// Does a program's work, on one thread; what is still under way then is left.
+pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
 }
 
 /// Which store, and where in it.

@@ -286,7 +286,7 @@ pub struct LogsFlags {
     /// How many of the last lines to begin with, of each worker's standard output and of its standard error
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub lines: u32,
-    /// The workers of this node alone, by the name that `elasticctl describe` shows
+    /// The workers of this node alone: its name, its id, or its host's name if no other node is there
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
     /// The workers of this round, as far as their agents are still there; without it the newest ones

@@ -1,6 +1,7 @@
 //! Why an operator's request is refused, for the program that passes it on. What is refused is decided where the
 //! request is handled.
 
+use super::wish::LONGEST_NODE;
 use crate::removal::{self, RemovalError};
 use elastic_rendezvous::job::{JobId, RoundState};
 use elastic_store::StoreError;
@@ -13,11 +14,17 @@ pub enum OperatorError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// No such job.
-    #[error("there is no job {job:?} under {prefix}: {there}")]
-    NoSuchJob { job: String, prefix: String, there: String },
+    #[error("there is no job {job:?} under {prefix}: `elasticctl jobs` lists those that are there. Is --prefix right?")]
+    NoSuchJob { job: String, prefix: String },
     /// No such node.
     #[error("job {job} has no node {node:?}: {there}")]
     NoSuchNode { job: JobId, node: String, there: String },
+    /// A name that no node can have.
+    #[error(
+        "no node has a name like {node:?}: it has letters, digits and ._-:@+= alone, and at most {LONGEST_NODE} bytes \
+         with its incarnation"
+    )]
+    BadNode { node: String },
     /// The job has ended.
     #[error("job {job} has {state} already: it takes no more requests. To run it again, start its agents again")]
     Ended { job: JobId, state: RoundState },

@@ -18,10 +18,10 @@ use elastic_rendezvous::job::{
 };
 use elastic_store::tls::MutualTls;
 use elastic_store::{Guard, Op, Revision, Store, Txn};
-use error::listing;
 
 pub use error::OperatorError;
-pub use wish::{Wish, advice, granted};
+pub use wish::{Wish, found};
+use wish::{advice, granted};
 
 /// How often a change is tried again that another operator's change overtook.
 const TRIES: usize = 8;
@@ -66,22 +66,13 @@ impl Operator {
         Ok((overview, revision))
     }
 
-    /// One job, and the revision at which it was read. [`OperatorError::NoSuchJob`] names those that are there.
+    /// One job, and the revision at which it was read. One read, whether the job is there or not.
     pub async fn job(&self, id: &str) -> Result<(JobId, Job, Revision), OperatorError> {
-        if let Ok(job) = id.parse::<JobId>() {
-            let (values, revision) = self.store.range(Keys::new(&self.prefix, &job).root()).await?;
-            if let Some(found) = Overview::of(&self.prefix, &values).jobs.remove(&job).filter(|job| job.round.is_some())
-            {
-                return Ok((job, found, revision));
-            }
-        }
-        let (overview, _) = self.jobs().await?;
-        let there = overview.jobs.keys().map(ToString::to_string);
-        Err(OperatorError::NoSuchJob {
-            job: id.to_owned(),
-            prefix: self.prefix.clone(),
-            there: listing(there, "there are", "there is none at all; is --prefix right?"),
-        })
+        let no_such_job = || OperatorError::NoSuchJob { job: id.to_owned(), prefix: self.prefix.clone() };
+        let name = id.parse::<JobId>().map_err(|_| no_such_job())?;
+        let (values, revision) = self.store.range(Keys::new(&self.prefix, &name).root()).await?;
+        let job = Overview::of(&self.prefix, &values).jobs.remove(&name).filter(|job| job.round.is_some());
+        Ok((name, job.ok_or_else(no_such_job)?, revision))
     }
 
     /// Asks something of a job in somebody's name. Asking twice for the same changes nothing, and is reported once.
@@ -138,19 +129,11 @@ impl Operator {
     }
 
     /// Deletes the records of a job that has ended; how many keys there were. With `chosen`, the mod revision of `round`,
-    /// only if the job has not changed since it was chosen.
-    pub async fn delete(&self, job: &JobId, chosen: Option<Revision>) -> Result<i64, RemovalError> {
-        remove(&*self.store, &self.target(job, chosen)).await
-    }
-
-    /// How many keys [`Operator::delete`] would delete now. Nothing is written.
-    pub async fn would_delete(&self, job: &JobId, chosen: Option<Revision>) -> Result<i64, RemovalError> {
-        let keys = check(&*self.store, &self.target(job, chosen)).await?;
-        Ok(i64::try_from(keys).unwrap_or(i64::MAX))
-    }
-
-    fn target<'a>(&'a self, job: &'a JobId, chosen: Option<Revision>) -> Target<'a> {
-        Target { prefix: &self.prefix, job, chosen, now_ms: elastic_store::clock::epoch_ms(), tls: self.tls.as_ref() }
+    /// only if the job has not changed since it was chosen. A dry run writes nothing.
+    pub async fn delete(&self, job: &JobId, chosen: Option<Revision>, dry_run: bool) -> Result<i64, RemovalError> {
+        let (prefix, now_ms) = (&self.prefix, elastic_store::clock::epoch_ms());
+        let target = Target { prefix, job, chosen, now_ms, tls: self.tls.as_ref() };
+        if dry_run { check(&*self.store, &target).await } else { remove(&*self.store, &target).await }
     }
 }
 

@@ -11,8 +11,12 @@ use serde::Deserialize;
 
 use super::OperatorError;
 use super::error::listing;
+use crate::nodes::named;
 use elastic_rendezvous::job::overview::Job;
 use elastic_rendezvous::job::{Desired, JobId, NodeId, Phase, TakenBack};
+
+/// Most bytes of a node's id, `NAME:INCARNATION`: agents take names of 200 bytes, and an incarnation is a UUID.
+pub(super) const LONGEST_NODE: usize = 237;
 
 /// What is asked of a job. The variants have named fields alone, also where there are none, since that is how JSON names
 /// them. A node that is here may also be given by its host's name, if no other node is there.
@@ -83,8 +87,14 @@ impl fmt::Display for Wish {
     }
 }
 
-/// What is desired once a wish is added.
-pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Result<Desired, OperatorError> {
+/// What is desired once a wish is added. Nothing is added under a name that no agent has: long ones would fill it.
+pub(super) fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Result<Desired, OperatorError> {
+    if let Wish::Drain { node } | Wish::Exclude { node } | Wish::Evict { node } = wish
+        // Agents take the characters of a job's id for a name too.
+        && (node.len() > LONGEST_NODE || node.parse::<JobId>().is_err())
+    {
+        return Err(OperatorError::BadNode { node: node.chars().take(40).collect() });
+    }
     match wish {
         Wish::Close {} => desired.closed = true,
         Wish::Pause {} => desired.paused = true,
@@ -103,9 +113,9 @@ pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Resu
             desired.priority = priority.unwrap_or(desired.priority);
         }
         Wish::Drain { node } => {
-            let name = name_of(job, node).ok_or_else(|| no_such_node(id, job, node))?;
-            if !desired.drain.contains(&name) {
-                desired.drain.push(name);
+            let name = &job.nodes[found(id, job, node)?[0]].value.name;
+            if !desired.drain.contains(name) {
+                desired.drain.push(name.clone());
             }
         }
         Wish::Undrain { node } => {
@@ -129,10 +139,7 @@ pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Resu
             include(id, job, &mut desired, name)?;
         }
         Wish::Evict { node } => {
-            let named = ids_of(job, node);
-            if named.is_empty() {
-                return Err(no_such_node(id, job, node));
-            }
+            let named = found(id, job, node)?;
             // Those that are gone need not be evicted any more.
             desired.evict.retain(|evicted| job.nodes.contains_key(evicted));
             for node in named {
@@ -168,7 +175,7 @@ fn include(id: &JobId, job: &Job, desired: &mut Desired, name: String) -> Result
 }
 
 /// What an operator should know about a wish just granted.
-pub fn advice(job: &Job, desired: &Desired, wish: &Wish) -> Option<String> {
+pub(super) fn advice(job: &Job, desired: &Desired, wish: &Wish) -> Option<String> {
     match wish {
         Wish::Exclude { node } if name_of(job, node).is_none() => {
             Some(format!("no node {node} is here now: one of that name will get no place"))
@@ -183,27 +190,21 @@ pub fn advice(job: &Job, desired: &Desired, wish: &Wish) -> Option<String> {
     }
 }
 
-/// The nodes that are here, given by name, by id, or by their host's name. A host of several names fits none: only one
-/// may be meant. (One name has several ids while an agent takes the place of its predecessor.)
-fn ids_of<'a>(job: &'a Job, node: &str) -> Vec<&'a NodeId> {
-    let all = || job.nodes.iter().map(|(id, record)| (id, &record.value));
-    let exact: Vec<_> = all().filter(|(id, record)| record.name == node || id.as_str() == node).collect();
-    let on_host = || all().filter(|(_, record)| record.host == node).collect();
-    let fits = if exact.is_empty() { on_host() } else { exact };
-    let one_name = fits.iter().all(|(_, record)| record.name == fits[0].1.name);
-    fits.into_iter().filter(|_| one_name).map(|(id, _)| id).collect()
+/// What [`named`] finds: one node at least. [`OperatorError::NoSuchNode`] tells those that are here.
+pub fn found<'a>(id: &JobId, job: &'a Job, node: &str) -> Result<Vec<&'a NodeId>, OperatorError> {
+    let found = named(job, node);
+    if found.is_empty() {
+        let names = job.nodes.values().map(|record| record.value.name.clone());
+        let there = listing(names, "there are", "none is there");
+        return Err(OperatorError::NoSuchNode { job: id.clone(), node: node.to_owned(), there });
+    }
+    Ok(found)
 }
 
-/// The name of a node that is here, given as for [`ids_of`].
+/// The name of a node that is here, given as for [`named`].
 fn name_of(job: &Job, node: &str) -> Option<String> {
-    let id = *ids_of(job, node).first()?;
+    let id = *named(job, node).first()?;
     Some(job.nodes.get(id)?.value.name.clone())
-}
-
-fn no_such_node(id: &JobId, job: &Job, node: &str) -> OperatorError {
-    let names = job.nodes.values().map(|record| record.value.name.clone());
-    let there = listing(names, "there are", "none is there");
-    OperatorError::NoSuchNode { job: id.clone(), node: node.to_owned(), there }
 }
 
 /// Whether the job can continue without the nodes that are drained, excluded or evicted.

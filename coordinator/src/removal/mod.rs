@@ -18,6 +18,7 @@ use std::time::Duration;
 use elastic_proto::pulse::Found;
 use futures::StreamExt;
 
+use crate::nodes::members;
 use elastic_node::dial;
 use elastic_rendezvous::job::overview::{Job, Overview};
 use elastic_rendezvous::job::{Endpoint, Fate, JobId, Keys, NodeId, Phase, RoundState};
@@ -91,17 +92,11 @@ pub struct Target<'a> {
     pub tls: Option<&'a MutualTls>,
 }
 
-/// A job as read, which may be deleted if the guards hold.
-struct Cleared {
-    job: Job,
-    keys: usize,
-}
-
 /// Deletes a job's keys; how many there were. After an unknown outcome it is worth another try.
 pub async fn remove(store: &dyn Store, target: &Target<'_>) -> Result<i64, RemovalError> {
     let mut keys = 0;
     for _ in 0..TRIES {
-        let Cleared { job, .. } = clear(store, target).await?;
+        let (job, _) = clear(store, target).await?;
         let guards = guards(&job);
         // Keys of done nodes hang on no lease, so the last guard would wait for them for ever.
         let done: Vec<_> = job.nodes.iter().collect();
@@ -127,12 +122,13 @@ pub async fn remove(store: &dyn Store, target: &Target<'_>) -> Result<i64, Remov
 }
 
 /// How many keys [`remove`] would delete now. Nothing is written.
-pub async fn check(store: &dyn Store, target: &Target<'_>) -> Result<usize, RemovalError> {
-    Ok(clear(store, target).await?.keys)
+pub async fn check(store: &dyn Store, target: &Target<'_>) -> Result<i64, RemovalError> {
+    let (_, keys) = clear(store, target).await?;
+    Ok(i64::try_from(keys).unwrap_or(i64::MAX))
 }
 
-/// Reads a job and asks its nodes' ports.
-async fn clear(store: &dyn Store, target: &Target<'_>) -> Result<Cleared, RemovalError> {
+/// Reads a job, which may be deleted if the guards hold, and counts its keys. Asks its nodes' ports.
+async fn clear(store: &dyn Store, target: &Target<'_>) -> Result<(Job, usize), RemovalError> {
     let id = target.job;
     let keys = Keys::new(target.prefix, id);
     let (values, _) = store.range(keys.root()).await?;
@@ -149,7 +145,7 @@ async fn clear(store: &dyn Store, target: &Target<'_>) -> Result<Cleared, Remova
     });
     let answers: Vec<(NodeId, Found)> = asked.buffer_unordered(ASKED_AT_ONCE).collect().await;
     confirm(id, &job, answers, suspects.nameless, target.now_ms)?;
-    Ok(Cleared { job, keys: values.len() })
+    Ok((job, values.len()))
 }
 
 fn guards(job: &Job) -> Vec<Guard> {
@@ -200,9 +196,7 @@ fn suspects(id: &JobId, job: &Job, values: &[KeyValue]) -> Result<Suspects, Remo
         job.nodes.iter().map(|(node, record)| (node.clone(), record.value.peer.clone())).collect();
     let mut nameless = 0;
     if let Some(sealed) = round.sealed {
-        let members =
-            job.ranks.iter().filter(|((number, plan, _), _)| (*number, *plan) == (sealed.number, sealed.plan));
-        let members: Vec<_> = members.map(|((_, _, node), rank)| (node, rank)).collect();
+        let members: Vec<_> = members(job).collect();
         nameless = sealed.nodes.saturating_sub(u32::try_from(members.len()).unwrap_or(u32::MAX));
         let alive = |node: &NodeId| job.evicted.get(node).is_none_or(|tombstone| tombstone.fate != Fate::Dead);
         let members = members.into_iter().filter(|(node, _)| alive(node));
@@ -258,7 +252,7 @@ fn confirm(
 }
 
 /// At most ten names, for a message.
-pub(crate) fn listing<T: ToString>(names: impl IntoIterator<Item = T>) -> String {
+pub fn listing<T: ToString>(names: impl IntoIterator<Item = T>) -> String {
     const MOST: usize = 10;
     let names: Vec<String> = names.into_iter().map(|name| name.to_string()).collect();
     match names.len().saturating_sub(MOST) {

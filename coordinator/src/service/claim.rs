@@ -19,9 +19,8 @@ pub enum Move {
 ///
 /// Where no one leads, it claims at once. Where an agent leads, it lets the agent finish a round that is forming: to
 /// take over then would cost the job a new plan. A paused job forms its round for as long as the pause lasts, so there
-/// it does not wait. Another replica is left alone: there is nothing to gain. A leader that
-/// took pulses where this replica does now is dead: a port has one owner. A job whose nodes speak TLS where this replica
-/// does not, or the other way round, is left to its agents: they could not reach it.
+/// it does not wait. Another replica is left alone: there is nothing to gain. A job whose nodes speak TLS where this
+/// replica does not, or the other way round, is left to its agents: they could not reach it.
 pub fn next(job: &Job, own: &LeaderRecord, tls: bool) -> Move {
     let key = job.keys.leader();
     let wanted = job.is_live() && job.unlike(tls).is_none();
@@ -31,16 +30,10 @@ pub fn next(job: &Job, own: &LeaderRecord, tls: bool) -> Move {
     if leader.value.node == own.node {
         return if wanted { Move::Leave } else { Move::Resign(leader.modified) };
     }
-    if !wanted {
-        return Move::Leave;
-    }
-    let term = Guard::modified(key, leader.modified);
-    if leader.value.peer == own.peer {
-        return Move::Claim(vec![term]);
-    }
     let stays = |round: &RoundRecord| round.state == RoundState::Running || round.paused;
     match &job.round {
-        Some(round) if stays(&round.value) && !leader.value.coordinator => {
+        Some(round) if wanted && stays(&round.value) && !leader.value.coordinator => {
+            let term = Guard::modified(key, leader.modified);
             Move::Claim(vec![term, Guard::modified(job.keys.round(), round.modified)])
         }
         _ => Move::Leave,
@@ -107,10 +100,10 @@ mod tests {
     }
 
     #[test]
-    fn another_replica_is_left_alone_unless_this_one_has_its_port() {
-        assert_eq!(next(&job("running", Some(record("coordinator:2", 2, true))), &own(), false), Move::Leave);
-        let before = job("forming", Some(record("coordinator:0", 1, true)));
-        assert_eq!(next(&before, &own(), false), Move::Claim(vec![Guard::modified(before.keys.leader(), Revision(3))]));
+    fn another_replica_is_left_alone() {
+        for port in [own().peer.port, 2] {
+            assert_eq!(next(&job("running", Some(record("coordinator:2", port, true))), &own(), false), Move::Leave);
+        }
     }
 
     #[test]

@@ -182,17 +182,8 @@ impl Metrics {
     /// The text format, with the gauges as `overview` has them now, and when the replica's certificate ends, in
     /// seconds since 1970.
     pub(super) fn render(&self, overview: Option<&Overview>, certificate_end: Option<u64>) -> String {
-        let gauges = [
-            &self.jobs,
-            &self.nodes,
-            &self.excluded,
-            &self.round,
-            &self.world_size,
-            &self.restarts,
-            &self.checkpoint,
-            &self.step,
-        ];
-        gauges.into_iter().for_each(Family::clear);
+        [&self.jobs, &self.nodes, &self.excluded, &self.round].into_iter().for_each(Family::clear);
+        [&self.world_size, &self.restarts, &self.checkpoint, &self.step].into_iter().for_each(Family::clear);
         [&self.loss, &self.goodput].into_iter().for_each(Family::clear);
         for state in JobState::ALL {
             self.jobs.get_or_create(&vec![("state", state.to_string())]).set(0);

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`claim`] | which jobs to lead, as a pure function |
 //! | [`lease`] | the replica's lease |
+//! | `twin` | another replica that was given the same address |
 //! | [`retention`] | which jobs that have ended are deleted, as a pure function; `sweep` deletes them |
 //! | [`metrics`] | what Prometheus reads |
 //! | [`http`] | `/live`, `/ready`, `/metrics`, the JSON and the gRPC API, and the web page |
@@ -21,6 +22,7 @@ pub mod lease;
 pub mod metrics;
 pub mod retention;
 mod sweep;
+mod twin;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,9 +30,8 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 
-use crate::operator::log_problems;
+use crate::operator::{Operator, log_problems};
 use claim::Move;
 use elastic_node::epoch_ms;
 use elastic_node::lead::LeaderDrive;
@@ -40,7 +41,7 @@ use elastic_node::pulse_server;
 use elastic_node::tasks::{AbortOnDrop, Alarm};
 use elastic_rendezvous::Leader;
 use elastic_rendezvous::job::overview::{Change, Job, Overview};
-use elastic_rendezvous::job::{JobId, Keys, LeaderRecord};
+use elastic_rendezvous::job::{JobId, Keys, LeaderRecord, NodeId};
 use elastic_rendezvous::time::Time;
 use elastic_store::tls::MutualTls;
 use elastic_store::{Guard, LeaseId, Mirror, News, Op, Result, Revision, Store, Txn, TxnResult};
@@ -127,14 +128,8 @@ impl Shared {
 
 struct Led {
     term: Revision,
-    task: JoinHandle<()>,
+    task: AbortOnDrop,
     stop: watch::Sender<bool>,
-}
-
-impl Drop for Led {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 /// A transaction on a `leader` key was answered.
@@ -157,6 +152,8 @@ struct Service {
     away: BTreeMap<JobId, Time>,
     /// Jobs of another protocol, with what was said of it.
     foreign: BTreeMap<JobId, String>,
+    /// A living replica that leads at this one's address.
+    twin: watch::Receiver<Option<NodeId>>,
     answers: mpsc::UnboundedSender<Answered>,
 }
 
@@ -169,10 +166,13 @@ pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<
     let _port = AbortOnDrop(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front), None, tls.clone())));
     let (held, mut lease) = watch::channel(None);
     let _keeper = AbortOnDrop(tokio::spawn(lease::keep(Arc::clone(&store), lease_ttl, held)));
+    let (told, twin) = watch::channel(None);
+    let twins = twin::watch(Arc::clone(&shared), record.clone(), tls.clone(), told);
+    let _twins = AbortOnDrop(tokio::spawn(twins));
     let (answers, mut answered) = mpsc::unbounded_channel();
-    let (mut sweep, mut swept) = Sweep::new(Arc::clone(&store), &prefix, retention, tls.clone());
+    let (mut sweep, mut swept) = Sweep::new(Operator::new(Arc::clone(&store), &prefix).over(tls.clone()), retention);
     let (leads, asked, away, foreign) = Default::default();
-    let mut service = Service { store, prefix, record, tls, shared, front, leads, asked, away, foreign, answers };
+    let mut service = Service { store, prefix, record, tls, shared, front, leads, asked, away, foreign, twin, answers };
     tokio::pin!(stop);
     let mut mirror = tokio::select! {
         opened = service.open() => opened?,
@@ -296,12 +296,13 @@ impl Service {
         if self.asked.contains(id) {
             return;
         }
-        let gave_up = self.leads.get(id).is_some_and(|led| led.task.is_finished());
+        let gave_up = self.leads.get(id).is_some_and(|led| led.task.0.is_finished());
         if gave_up {
             tracing::warn!(job = %id, "leaving the job to its agents for {STAND_BACK:?}");
             self.away.insert(id.clone(), elastic_store::clock::now() + STAND_BACK);
         }
         let stands_back = self.away.get(id).is_some_and(|until| elastic_store::clock::now() < *until);
+        let stands_back = stands_back || self.twin.borrow().is_some();
         let txn = match claim::next(job, &self.record, self.tls.is_some()) {
             Move::Resign(term) => Some(self.resign(job, term)),
             _ if gave_up => term.map(|term| self.resign(job, term)),
@@ -368,7 +369,7 @@ impl Service {
         let drive = LeaderDrive::new(leader, Arc::clone(&self.store), inbox.clone(), None, say, self.tls.clone());
         self.front.open(&self.record.node, id, inbox);
         let (stop, stopping) = watch::channel(false);
-        let task = tokio::spawn(lead(drive, notes, stopping, Arc::clone(&self.shared)));
+        let task = AbortOnDrop(tokio::spawn(lead(drive, notes, stopping, Arc::clone(&self.shared))));
         self.leads.insert(id.clone(), Led { term, task, stop });
         self.shared.metrics.leading(self.leads.len());
     }
@@ -391,7 +392,7 @@ impl Service {
                 led.stop.send_replace(true);
             }
             for led in leads.values_mut() {
-                let _ = (&mut led.task).await;
+                let _ = (&mut led.task.0).await;
             }
         };
         if tokio::time::timeout(LEAVE, finished).await.is_err() {

@@ -1,19 +1,17 @@
 //! Carries out what [`super::retention`] decides: deletes jobs that are kept no longer, a few at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 
 use super::metrics::Metrics;
 use super::retention::{Policy, expired};
-use crate::removal::{RemovalError, Target, remove};
+use crate::operator::Operator;
+use crate::removal::RemovalError;
 use elastic_rendezvous::job::JobId;
 use elastic_rendezvous::job::overview::Overview;
 use elastic_rendezvous::time::Time;
-use elastic_store::Store;
-use elastic_store::tls::MutualTls;
 
 /// How many deletions are under way at most: each may wait some seconds for hosts that do not answer.
 const AT_ONCE: usize = 4;
@@ -30,27 +28,20 @@ pub(super) struct Swept {
 }
 
 pub(super) struct Sweep {
-    store: Arc<dyn Store>,
-    prefix: String,
+    operator: Operator,
     policy: Policy,
     ends: mpsc::UnboundedSender<Swept>,
     under_way: BTreeSet<JobId>,
     /// Jobs to be left alone until then.
     later: BTreeMap<JobId, Time>,
-    tls: Option<MutualTls>,
 }
 
 impl Sweep {
     /// And where it says how deletions ended.
-    pub(super) fn new(
-        store: Arc<dyn Store>,
-        prefix: &str,
-        policy: Policy,
-        tls: Option<MutualTls>,
-    ) -> (Sweep, mpsc::UnboundedReceiver<Swept>) {
+    pub(super) fn new(operator: Operator, policy: Policy) -> (Sweep, mpsc::UnboundedReceiver<Swept>) {
         let (ends, ended) = mpsc::unbounded_channel();
         let (under_way, later) = Default::default();
-        (Sweep { store, prefix: prefix.to_owned(), policy, ends, under_way, later, tls }, ended)
+        (Sweep { operator, policy, ends, under_way, later }, ended)
     }
 
     pub(super) fn look(&mut self, overview: Option<&Overview>) {
@@ -65,11 +56,9 @@ impl Sweep {
                 continue;
             }
             let chosen = overview.jobs[&job].round.as_ref().map(|round| round.modified);
-            let (store, prefix, ends) = (Arc::clone(&self.store), self.prefix.clone(), self.ends.clone());
-            let tls = self.tls.clone();
+            let (operator, ends) = (self.operator.clone(), self.ends.clone());
             tokio::spawn(async move {
-                let target = Target { prefix: &prefix, job: &job, chosen, now_ms, tls: tls.as_ref() };
-                let result = remove(&*store, &target).await;
+                let result = operator.delete(&job, chosen, false).await;
                 let _ = ends.send(Swept { job, result });
             });
         }

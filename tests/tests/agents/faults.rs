@@ -171,6 +171,25 @@ fn guard_of(agent: &Agent) -> u32 {
     children.split_whitespace().find(is_guard).expect("its guard").parse().unwrap()
 }
 
+/// No leader is left that could say so.
+#[tokio::test]
+async fn describe_tells_of_killed_agents_that_they_are_silent_and_then_gone() {
+    let job = Job::on_etcd("2").await.conf("lease_ttl", "12");
+    let agents = job.start_all(["a", "b"]);
+    job.runs(1, 2).await;
+    let described = async |says: &str| {
+        let has = async || Some(job.ctl_ok(&["describe", "job"]).await).filter(|text| text.contains(says));
+        eventually(says, LIMIT, has).await
+    };
+    described("2 here, 2 to 2 wanted").await;
+    let all: Vec<u32> = agents.iter().flat_map(|agent| [guard_of(agent), agent.pid()]).collect();
+    all.into_iter().for_each(|pid| send(pid, Signal::KILL));
+    let text = described("running, but no node is here").await;
+    assert!(text.matches("silent for ").count() == 2 && text.contains("0 here, 2 to 2 wanted"), "{text}");
+    described("a, b: no sign of life for longer than a lease").await;
+    assert!(job.ctl_ok(&["jobs"]).await.contains(" 0 of 2 "));
+}
+
 #[tokio::test]
 async fn no_round_begins_beside_workers_whose_guard_is_frozen() {
     // Nothing within this lease is the lease's end.

@@ -74,13 +74,19 @@ async fn the_output_of_all_nodes_is_read_in_one_place() {
     let of_a = lines(&job, &["--node", "a"], 4).await;
     let holds_rank_0 = of_a.contains("[0]:") as usize;
     assert_eq!(of_a.matches("[0]:").count() + of_a.matches("[1]:").count(), holds_rank_0 * 4, "{of_a}");
+    // A node has the names that `drain` takes: its id is one, and a host with two nodes is none.
+    let (id, ..) = access(&job).await;
+    lines(&job, &["--node", id.as_str()], 4).await;
+    let host = job.record("nodes/").await.unwrap()["host"].as_str().unwrap().to_owned();
+    let (ok, _, said) = logs(&job, &["--node", &host]).await;
+    assert!(!ok && said.contains("has no node"), "{said}");
     let json: serde_json::Value =
         serde_json::from_str(lines(&job, &["1", "-o", "json"], 2).await.lines().next().unwrap()).unwrap();
     assert_eq!((&json["rank"], &json["stream"], &json["line"]), (&1.into(), &"stdout".into(), &"out 1 0".into()));
     let (ok, _, said) = logs(&job, &["9"]).await;
     assert!(!ok && said.contains("job job has no rank 9 in round 1, which has 4 workers"), "{said}");
     let (ok, _, said) = logs(&job, &["--node", "c"]).await;
-    assert!(!ok && said.contains("no node \"c\" at present: there are a, b"), "{said}");
+    assert!(!ok && said.contains("has no node \"c\": there are a, b"), "{said}");
 
     // The round before can be read too.
     assert_eq!(first, "out 0 0\nerr 0 0\n");

@@ -1,7 +1,12 @@
 //! What a coordinator serves over HTTP: the JSON API, and the page in a real browser.
 
+use elastic_proto::jobs::ListRequest;
+use elastic_proto::jobs::jobs_client::JobsClient;
+use elastic_tests::http::answer_to;
 use elastic_tests::prelude::*;
 use tokio::process::Command;
+use tonic::Code;
+use tonic::transport::Endpoint;
 
 use super::{Scene, WITHIN, http, succeed};
 
@@ -120,6 +125,36 @@ async fn before_the_jobs_are_read_the_api_says_so_and_unasked_it_shows_none() {
     let page = coordinator.says("http://", WITHIN).await;
     let answer = http(&page, "/v1/jobs").await;
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("is the store there?"), "{answer}");
+}
+
+/// Another site's page has its name lead to this port. The browser sends that name, and lets the page read all answers.
+#[tokio::test]
+async fn a_page_of_another_site_reads_no_job() {
+    let names = ["--peer-address", "coordinator.example", "--allowed-host", "jobs.example"];
+    let args = ["--etcd", "127.0.0.1:1", "--peer-listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--http-jobs"];
+    let coordinator = Process::start("elastic-coordinator", &[&args[..], &names].concat());
+    let page = coordinator.says("http://", WITHIN).await;
+    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    // 503: let in, and no job was read yet.
+    for (host, path, status) in [
+        ("evil.example:9400", "/v1/jobs", 403),
+        ("evil.example", "/v1/jobs/train/events", 403),
+        ("evil.example", "/live", 200),
+        ("evil.example", "/metrics", 200),
+        ("localhost:9400", "/v1/jobs", 503),
+        ("jobs.example", "/v1/jobs", 503),
+        ("coordinator.example:9400", "/v1/jobs", 503),
+        (&machine, "/v1/jobs", 503),
+    ] {
+        let answer = answer_to(host, &page, path).await;
+        assert_eq!(answer[9..12], status.to_string(), "{host} {path}: {answer}");
+        assert!(status != 403 || answer.contains("--allowed-host evil.example"), "{answer}");
+    }
+    let called = |name: &str| Endpoint::from_shared(format!("http://{page}")).unwrap().origin(name.parse().unwrap());
+    for (name, code) in [("http://evil.example", Code::PermissionDenied), ("http://localhost", Code::Unavailable)] {
+        let mut jobs = JobsClient::new(called(name).connect().await.unwrap());
+        assert_eq!(jobs.list(ListRequest::default()).await.unwrap_err().code(), code, "{name}");
+    }
 }
 
 /// The page of `address` as Chromium has made it after three seconds of the page's own time; with `shot`, a picture

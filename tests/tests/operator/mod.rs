@@ -10,9 +10,11 @@ mod retention;
 mod top;
 mod users;
 
+use elastic_coordinator::operator::Operator;
 use elastic_node::Parting;
 use elastic_rendezvous::End;
 use elastic_rendezvous::job::RoundRecord;
+use elastic_tests::counting_store::{CountingStore, KEYS};
 use elastic_tests::http::answer as http;
 use elastic_tests::prelude::*;
 
@@ -192,6 +194,23 @@ async fn a_coordinator_that_is_stopped_hands_over_and_one_that_stays_takes_the_j
 }
 
 #[tokio::test]
+async fn replicas_that_were_given_one_address_do_not_replace_each_other() {
+    let scene = Scene::on_etcd(1, 1).await;
+    let nodes = scene.nodes(["a"]).await;
+    let first = scene.coordinator();
+    let leader = scene.led("a coordinator leads", |leader| leader.coordinator).await;
+    let second = scene.coordinator_with(&["--peer-address", &leader.peer.to_string()]);
+    let own = second.says(" node=", WITHIN).await;
+    second.says(&format!("replica {} takes agents' pulses at {} too", leader.node, leader.peer), WITHIN).await;
+    let said = second.output();
+    assert!(said.contains(&format!("This one, {own},")) && said.contains("--peer-address"), "{said}");
+    assert_eq!(scene.leader().await, Some(leader));
+    assert!(!first.output().contains("replaced as leader"), "{}", first.output());
+    drop((first, second));
+    succeed(nodes).await;
+}
+
+#[tokio::test]
 async fn a_coordinator_leads_many_jobs_on_one_port() {
     let first = Scene::on_etcd(2, 2).await;
     let second = first.other("eval");
@@ -300,10 +319,13 @@ async fn describe_says_why_a_node_waits() {
 async fn elasticctl_says_what_is_wrong() {
     let scene = Scene::on_etcd(1, 1).await;
     let nodes = scene.nodes(["a"]).await;
+    let long = "n".repeat(300);
     for (args, wanted) in [
-        (&["describe", "trian"][..], "there is no job \"trian\" under /elastic: there are train"),
+        (&["describe", "trian"][..], "there is no job \"trian\" under /elastic: `elasticctl jobs` lists those"),
         (&["describe", "a/b"], "there is no job"),
         (&["drain", "train", "z"], "job train has no node \"z\": there are a"),
+        (&["exclude", "train", "a\tb"], "no node has a name like \"a\\tb\""),
+        (&["drain", "train", &long], "no node has a name like \"nnn"),
         (&["undrain", "train", "a"], "none is drained"),
         (&["set", "train", "--min", "5"], "at least 5 and at most 1"),
         (&["drop-checkpoint", "train"], "job train is running: its resume point can be dropped once it has ended"),
@@ -311,6 +333,9 @@ async fn elasticctl_says_what_is_wrong() {
         let (ok, text) = scene.ctl(args).await;
         assert!(!ok && text.contains(wanted), "{args:?}: {text}");
     }
+    let counting = Arc::new(CountingStore::new(Arc::clone(&scene.store)));
+    assert!(Operator::new(counting.clone(), Keys::DEFAULT_PREFIX).job("trian").await.is_err());
+    assert_eq!(counting.take(), BTreeMap::from([("read", 1), (KEYS, 0)]), "other jobs are not read");
     succeed(nodes).await;
     let (ok, text) = scene.ctl(&["close", "train"]).await;
     assert!(!ok && text.contains("has succeeded already"), "{text}");

@@ -113,7 +113,7 @@ async fn deletes_all_or_nothing(store: Arc<dyn Store>) {
     }
 
     // when it is only read, nothing goes;
-    assert_eq!(check(&*store, &target).await.unwrap(), records.len());
+    assert_eq!(check(&*store, &target).await.unwrap(), records.len() as i64);
     assert_eq!(stored(&*store, keys.root()).await, records.len());
 
     // when a node joins right before the deletion, the node and the job's records stay;

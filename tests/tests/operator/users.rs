@@ -104,6 +104,12 @@ fn table() -> Vec<Row> {
         ("/v1/jobs/train/undrain", absent, vec![grpc::undrain("absent")], [401, 401, 403, 404, 404, 403, 401]),
         ("/v1/jobs/train/include", absent, vec![grpc::include("absent")], [401, 401, 403, 404, 404, 403, 401]),
         ("/v1/jobs/train/evict", absent, vec![grpc::evict("absent")], [401, 401, 403, 404, 404, 403, 401]),
+        (
+            "/v1/jobs/train/exclude",
+            Some(r#"{"node":"a b"}"#),
+            vec![grpc::exclude("a b"), grpc::drain("a/b")],
+            [401, 401, 403, 400, 404, 403, 401],
+        ),
         ("/v1/jobs/train/drain", empty, vec![grpc::drain("")], [401, 401, 403, 400, 404, 403, 401]),
         ("/v1/jobs/train/drain", Some(r#"{"node":"b","nod":"a"}"#), vec![], [401, 401, 403, 400, 404, 403, 401]),
         (

@@ -6,7 +6,6 @@ use elastic_coordinator::operator::Operator;
 use elastic_coordinator::removal::RemovalError;
 use elastic_coordinator::service::retention::{Policy, expired};
 use elastic_rendezvous::job::{JobId, Keys};
-use elastic_store::Revision;
 use serde_json::json;
 
 use crate::{print, print_json};
@@ -14,7 +13,7 @@ use crate::{print, print_json};
 /// Deletes one job, or says what would be deleted.
 pub(crate) async fn one(operator: &Operator, job: &str, dry_run: bool, json: bool) -> anyhow::Result<()> {
     let (id, _, _) = operator.job(job).await?;
-    let keys = carry_out(operator, &id, None, dry_run).await?;
+    let keys = operator.delete(&id, None, dry_run).await?;
     if json { print_json(&record(&id, keys, dry_run)) } else { print(&line(&id, keys, dry_run)) }
 }
 
@@ -31,7 +30,7 @@ pub(crate) async fn finished(
     let (mut records, mut left) = (Vec::new(), 0);
     for id in expired(&overview.jobs, elastic_store::clock::epoch_ms(), policy) {
         let chosen = overview.jobs[&id].round.as_ref().map(|round| round.modified);
-        match carry_out(operator, &id, chosen, dry_run).await {
+        match operator.delete(&id, chosen, dry_run).await {
             Ok(keys) if json => records.push(record(&id, keys, dry_run)),
             Ok(keys) => {
                 records.push(json!(null));
@@ -53,15 +52,6 @@ pub(crate) async fn finished(
     }
     anyhow::ensure!(left == 0, "jobs that could not be deleted: {left}");
     Ok(())
-}
-
-async fn carry_out(
-    operator: &Operator,
-    job: &JobId,
-    chosen: Option<Revision>,
-    dry_run: bool,
-) -> Result<i64, RemovalError> {
-    if dry_run { operator.would_delete(job, chosen).await } else { operator.delete(job, chosen).await }
 }
 
 fn line(job: &JobId, keys: i64, dry_run: bool) -> String {

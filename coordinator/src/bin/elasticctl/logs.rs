@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use elastic_coordinator::flags::operator::LogsFlags;
-use elastic_coordinator::operator::Operator;
+use elastic_coordinator::nodes::{members, named};
+use elastic_coordinator::operator::{Operator, found};
+use elastic_coordinator::removal::listing;
 use elastic_node::logs::{LogQuery, LogStream, LogsError, open};
 use elastic_proto::logs::{LogChunk, LogsReply};
 use elastic_rendezvous::job::overview::{Job, Overview};
@@ -27,8 +29,6 @@ const AHEAD: usize = 64;
 /// Pause before an agent is asked again whose connection broke.
 const AGAIN: Duration = Duration::from_secs(1);
 
-const NAMED: usize = 8;
-
 #[derive(Debug, Clone)]
 struct Target {
     node: NodeId,
@@ -36,6 +36,10 @@ struct Target {
 }
 
 impl Target {
+    fn of(job: &Job, node: &NodeId) -> Target {
+        Target { node: node.clone(), peer: job.nodes[node].value.peer.clone() }
+    }
+
     fn name(&self) -> String {
         format!("node {}", self.node.name())
     }
@@ -157,12 +161,10 @@ async fn follow(
                 overview.take(news?);
                 let gone = || format!("job {} was deleted", asking.job);
                 job = overview.jobs.get(&asking.job).cloned().with_context(gone)?;
-                for (node, record) in &job.nodes {
-                    let (name, peer) = (&record.value.name, &record.value.peer);
-                    let is_new = known.insert(node.clone()) && only.is_none_or(|only| name == only);
-                    if is_new && reading.insert(peer.clone()) {
+                for node in only.map_or_else(|| job.nodes.keys().collect(), |only| named(&job, only)) {
+                    let target = Target::of(&job, node);
+                    if known.insert(node.clone()) && reading.insert(target.peer.clone()) {
                         // All that it prints is new.
-                        let target = Target { node: node.clone(), peer: peer.clone() };
                         listen(&asking, target, u32::MAX, Duration::ZERO, &heard);
                     }
                 }
@@ -202,36 +204,32 @@ fn has_broken(error: &anyhow::Error) -> bool {
 /// The nodes to ask, in the order of their ranks.
 fn targets(id: &JobId, job: &Job, flags: &LogsFlags) -> anyhow::Result<Vec<Target>> {
     // A done node's key stays after its agent, which stays a moment to be asked.
-    let here = job.nodes.iter().map(|(node, record)| (node, &record.value));
-    let named =
-        here.filter(|(_, record)| flags.node.as_ref().is_none_or(|name| [&record.name, &record.host].contains(&name)));
-    let mut found: Vec<_> = named.map(|(node, record)| (job.rank(node), node, record)).collect();
-    found.sort_by_key(|(rank, ..)| rank.map_or(u32::MAX, |rank| rank.group_rank));
-    if let Some(name) = flags.node.as_ref().filter(|_| found.is_empty() && !flags.follow && !job.nodes.is_empty()) {
-        let there: Vec<&str> = job.nodes.values().map(|record| record.value.name.as_str()).take(NAMED).collect();
-        bail!("job {id} has no node {name:?} at present: there are {}", there.join(", "));
-    }
+    let nodes = match &flags.node {
+        // One may come.
+        Some(node) if flags.follow || job.nodes.is_empty() => named(job, node),
+        Some(node) => found(id, job, node)?,
+        None => job.nodes.keys().collect(),
+    };
+    let mut found: Vec<_> = nodes.into_iter().map(|node| (job.rank(node), node)).collect();
+    found.sort_by_key(|(rank, _)| rank.map_or(u32::MAX, |rank| rank.group_rank));
     // A rank may move to any node in a later round, and was perhaps elsewhere in an earlier one.
     if let Some(rank) = flags.rank.filter(|_| !flags.follow && flags.round.is_none()) {
-        found.retain(|(place, ..)| {
-            place.is_some_and(|place| (place.first_rank..place.first_rank + place.slots).contains(&rank))
-        });
+        found.retain(|(place, _)| place.is_some_and(|place| has(place, rank)));
     }
-    Ok(found.into_iter().map(|(_, node, record)| Target { node: node.clone(), peer: record.peer.clone() }).collect())
+    Ok(found.into_iter().map(|(_, node)| Target::of(job, node)).collect())
+}
+
+fn has(place: &RankRecord, rank: u32) -> bool {
+    (place.first_rank..place.first_rank + place.slots).contains(&rank)
 }
 
 /// Why there is no one to ask, and where to look instead.
 fn nobody(id: &JobId, job: &Job, round: &RoundRecord, flags: &LogsFlags) -> String {
-    let sealed = round.sealed;
-    let members: BTreeMap<u32, _> = (job.ranks.iter())
-        .filter(|((number, plan, _), _)| sealed.is_some_and(|sealed| sealed.number == *number && sealed.plan == *plan))
-        .map(|(_, place)| (place.group_rank, place))
-        .collect();
-    let has = |place: &RankRecord| {
-        flags.rank.is_none_or(|rank| (place.first_rank..place.first_rank + place.slots).contains(&rank))
-            && flags.node.as_ref().is_none_or(|name| place.name == *name)
+    let members: BTreeMap<u32, _> = members(job).map(|(_, place)| (place.group_rank, place)).collect();
+    let fits = |place: &RankRecord| {
+        flags.rank.is_none_or(|rank| has(place, rank)) && flags.node.as_ref().is_none_or(|name| place.name == *name)
     };
-    let gone: Vec<_> = members.into_values().filter(|place| has(place)).collect();
+    let gone: Vec<_> = members.into_values().filter(|place| fits(place)).collect();
     let wanted = match (flags.rank, &flags.node) {
         (Some(rank), _) => format!("rank {rank}"),
         (None, Some(name)) => format!("node {name}"),
@@ -240,15 +238,11 @@ fn nobody(id: &JobId, job: &Job, round: &RoundRecord, flags: &LogsFlags) -> Stri
     if gone.is_empty() {
         return format!("job {id} has no {wanted} in round {}, which has {} workers", round.number, round.world_size);
     }
-    let named: Vec<String> =
-        gone.iter().take(NAMED).map(|place| format!("{} ({})", place.name, place.peer.host)).collect();
-    let more = if gone.len() > NAMED { format!(" and {} more", gone.len() - NAMED) } else { String::new() };
+    let named = listing(gone.iter().map(|place| format!("{} ({})", place.name, place.peer.host)));
     format!(
-        "job {id}, round {} ({}): the agents to ask are gone. What their workers printed is on {}{more}: in the folder of \
+        "job {id}, round {} ({}): the agents to ask are gone. What their workers printed is on {}: in the folder of \
          each agent's --log-dir, if --redirects or --tee was given, else where the agent's own output went",
-        round.number,
-        round.state,
-        named.join(", "),
+        round.number, round.state, named,
     )
 }
 

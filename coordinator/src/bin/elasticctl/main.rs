@@ -6,6 +6,7 @@ mod doctor;
 mod logs;
 mod requester;
 mod show;
+mod silence;
 mod table;
 mod token;
 mod top;
@@ -15,26 +16,17 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
-use elastic_coordinator::flags::completion;
 use elastic_coordinator::flags::operator::{Command, Flags as Cli, Output};
+use elastic_coordinator::flags::{block_on, completion};
 use elastic_coordinator::operator::{Granted, Operator, Wish};
 use elastic_rendezvous::job::overview::Overview;
 use elastic_rendezvous::job::{Requester, json};
-use elastic_store::{Mirror, Store};
+use elastic_store::Mirror;
+use elastic_store::etcd::EtcdStore;
 
 #[allow(clippy::print_stderr)]
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("elasticctl: cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let done = runtime.block_on(run(cli));
-    runtime.shutdown_background();
-    match done {
+    match block_on(run(Cli::parse())) {
         Ok(code) => code,
         // Anyone who reads our output has seen enough.
         Err(error) if error.downcast_ref::<std::io::Error>().is_some_and(is_closed_pipe) => ExitCode::SUCCESS,
@@ -52,11 +44,14 @@ fn is_closed_pipe(error: &std::io::Error) -> bool {
 async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let json = cli.output == Output::Json;
     let by = || requester::of(cli.by.clone());
-    let connect = async || -> anyhow::Result<Operator> {
+    let reach = async || -> anyhow::Result<EtcdStore> {
         let etcd = cli.store.connect()?;
         // A plain call fails as fast, but a probe says what is wrong.
         etcd.probe().await.context("no jobs can be seen")?;
-        let store: Arc<dyn Store> = Arc::new(etcd);
+        Ok(etcd)
+    };
+    let connect = async || -> anyhow::Result<Operator> {
+        let store = Arc::new(reach().await?);
         let tls = cli.peers.tls().map_err(anyhow::Error::msg)?;
         Ok(Operator::new(store, &cli.store.prefix).over(tls))
     };
@@ -74,10 +69,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (overview, _) = connect().await?.jobs().await?;
             if json { print_json(&json::jobs(&overview)) } else { print(&show::jobs(&overview)) }
         }
-        Command::Describe { job } => {
-            let (id, job, _) = connect().await?.job(&job).await?;
-            if json { print_json(&json::job(&id, &job)) } else { print(&show::describe(&id, &job)) }
-        }
+        Command::Describe { job } => describe(&reach().await?, &cli.store.prefix, &job, json).await,
         Command::Completion { shell } => print(&completion::<Cli>(shell)),
         Command::Certs(flags) => certs::make(flags.what, json),
         Command::Token { name, role, job, expires } => token::make(name, role, job, expires, json),
@@ -114,6 +106,14 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
     }?;
     Ok(ExitCode::SUCCESS)
+}
+
+async fn describe(etcd: &EtcdStore, prefix: &str, job: &str, json: bool) -> anyhow::Result<()> {
+    let (id, job, _) = Operator::new(Arc::new(etcd.clone()), prefix).job(job).await?;
+    if json {
+        return print_json(&json::job(&id, &job));
+    }
+    print(&show::describe(&id, &job, &silence::look(etcd, &job).await?))
 }
 
 async fn ask(operator: &Operator, job: &str, wish: Wish, by: &Requester, json: bool) -> anyhow::Result<()> {

@@ -1,9 +1,12 @@
 //! Jobs, nodes and events as people read them. Programs read [`elastic_rendezvous::job::json`].
 
+use crate::silence::Silent;
 use crate::table::{printable, table};
+use elastic_coordinator::nodes::gone;
 use elastic_rendezvous::job::overview::{Job, Overview};
 use elastic_rendezvous::job::{
-    EventRecord, Faults, JobId, JobState, LeaderRecord, NodeRecord, ProgressRecord, Protocols, RoundState, Versioned,
+    EventRecord, Faults, JobId, JobState, LeaderRecord, NodeId, NodeRecord, ProgressRecord, Protocols, RoundState,
+    Tombstone, Versioned,
 };
 use elastic_rendezvous::time::date::utc;
 
@@ -59,9 +62,14 @@ fn line(id: &JobId, job: &Job) -> Option<Vec<String>> {
 pub(crate) fn nodes_here(job: &Job) -> String {
     let running = job.round.as_ref().map(|round| &round.value).filter(|round| round.state == RoundState::Running);
     let Some(round) = running else { return job.nodes.len().to_string() };
+    let size = round.group_world_size;
+    let members = match u32::try_from(gone(job).count()) {
+        Ok(gone @ 1..) => format!("{} of {size}", size.saturating_sub(gone)),
+        _ => size.to_string(),
+    };
     match job.spares().count() {
-        0 => round.group_world_size.to_string(),
-        spares => format!("{} (+{spares})", round.group_world_size),
+        0 => members,
+        spares => format!("{members} (+{spares})"),
     }
 }
 
@@ -115,7 +123,8 @@ fn who_leads(leader: &LeaderRecord) -> String {
     if leader.coordinator { format!("coordinator {}", leader.peer) } else { leader.node.name().to_owned() }
 }
 
-pub(crate) fn describe(id: &JobId, job: &Job) -> String {
+/// A job, of whose nodes these have been silent for so long.
+pub(crate) fn describe(id: &JobId, job: &Job, silent: &Silent) -> String {
     let mut text = String::new();
     let mut say = |name: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -125,31 +134,28 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     let round = job.round.as_ref().map(|round| &round.value);
     say("job", Some(id.to_string()));
     say("protocol", unusual_protocol(job));
-    say("state", job.state().map(|state| state.to_string()));
+    let here = job.nodes.len().saturating_sub(silent.len());
+    let nobody = here == 0 && round.is_some_and(|round| !round.state.is_final());
+    say("state", job.state().map(|state| format!("{state}{}", if nobody { ", but no node is here" } else { "" })));
     say("reason", round.map(|round| round.reason.clone()));
     say("round", round.map(|round| format!("{} (generation {})", round.number, round.generation)));
     say("workers", round.filter(|round| round.world_size > 0).map(|round| round.world_size.to_string()));
     say("progress", job.progress.as_ref().map(progress));
     say("master", round.and_then(|round| round.master.as_ref()).map(ToString::to_string));
-    say("nodes", job.range().map(|(min, max)| format!("{} here, {min} to {max} wanted", job.nodes.len())));
+    say("nodes", job.range().map(|(min, max)| format!("{here} here, {min} to {max} wanted")));
+    let gone: Vec<_> = gone(job).map(|(node, _)| node.name()).collect();
+    say("gone", (!gone.is_empty()).then(|| format!("{}: no sign of life for longer than a lease", gone.join(", "))));
     let forgiven = job.spec.as_ref().map_or_else(String::new, |spec| format!(" of {}", spec.max_restarts));
     say("restarts", round.map(|round| format!("{}{forgiven}", round.restarts)));
-    say(
-        "leader",
-        job.leader.as_ref().map(|leader| format!("{} since revision {}", who_leads(&leader.value), leader.modified)),
-    );
+    let leader = job.leader.as_ref();
+    say("leader", leader.map(|leader| format!("{} since revision {}", who_leads(&leader.value), leader.modified)));
     let releases = job.releases();
     if releases.len() > 1 {
         let all: Vec<_> = releases.iter().map(|told| release(*told)).collect();
         say("releases", Some(format!("{}: an upgrade is under way", all.join(", "))));
     }
-    say(
-        "checkpoint",
-        job.checkpoint
-            .as_ref()
-            .map(|at| &at.value)
-            .map(|at| format!("step {} of round {}, at {}", at.step, at.round, at.path)),
-    );
+    let checkpoint = job.checkpoint.as_ref().map(|at| &at.value);
+    say("checkpoint", checkpoint.map(|at| format!("step {} of round {}, at {}", at.step, at.round, at.path)));
     if let Some(desired) = job.desired.as_ref().map(|desired| &desired.value) {
         say("closed", desired.closed.then(|| "asked for".to_owned()));
         say("paused", desired.paused.then(|| format!("asked for; elasticctl resume {id} continues it")));
@@ -165,7 +171,7 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     }
     if !job.nodes.is_empty() {
         text.push('\n');
-        text.push_str(&nodes(job));
+        text.push_str(&nodes(job, silent));
     }
     let waits = job.waiting();
     let why = |(id, node): (&_, &Versioned<NodeRecord>)| Some(vec![node.value.name.clone(), waits.of(id)?.to_string()]);
@@ -175,11 +181,10 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
         text.push_str(&table(&["WAITS", "WHY"], &waiting));
     }
     if !job.evicted.is_empty() {
-        let rows: Vec<_> = job
-            .evicted
-            .iter()
-            .map(|(node, tombstone)| vec![node.to_string(), tombstone.round.to_string(), tombstone.reason.clone()])
-            .collect();
+        let row = |(node, stone): (&NodeId, &Tombstone)| {
+            vec![node.to_string(), stone.round.to_string(), stone.reason.clone()]
+        };
+        let rows: Vec<_> = job.evicted.iter().map(row).collect();
         text.push('\n');
         text.push_str(&table(&["EVICTED", "FROM ROUND", "REASON"], &rows));
     }
@@ -194,7 +199,7 @@ fn told(job: &Job, faults: &Faults) -> String {
     if back { format!("{} was excluded and is taken back", faults.node) } else { faults.to_string() }
 }
 
-fn nodes(job: &Job) -> String {
+fn nodes(job: &Job, silent: &Silent) -> String {
     let mixed = job.releases().len() > 1;
     let mut lines: Vec<_> = job
         .nodes
@@ -208,7 +213,9 @@ fn nodes(job: &Job) -> String {
             });
             let mut row = vec![
                 record.name.clone(),
-                record.phase.to_string(),
+                silent
+                    .get(id)
+                    .map_or_else(|| record.phase.to_string(), |time| format!("silent for {} s", time.as_secs())),
                 or_dash(record.round),
                 or_dash(rank.map(|rank| rank.group_rank)),
                 or_dash(ranks),

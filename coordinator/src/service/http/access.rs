@@ -59,7 +59,8 @@ pub(super) async fn admit(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match site.caller(request.headers()) {
+    let called = if let Shown::Jobs(hosts) = &site.shown { hosts.admit(&request) } else { Ok(()) };
+    match called.and_then(|()| site.caller(request.headers())) {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
@@ -73,7 +74,7 @@ impl Site {
     pub(super) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         match &self.shown {
             Shown::Users(users) => caller(&users.now(), headers, elastic_store::clock::epoch_ms()),
-            Shown::Monitoring | Shown::Jobs => Ok(Caller::Anybody),
+            Shown::Monitoring | Shown::Jobs(_) => Ok(Caller::Anybody),
         }
     }
 }

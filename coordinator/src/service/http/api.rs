@@ -38,11 +38,7 @@ pub(super) fn router(site: &Arc<Site>) -> Router<Arc<Site>> {
         .method_not_allowed_fallback(async || {
             Problem(StatusCode::METHOD_NOT_ALLOWED, "what is read takes GET, and what is changed POST".into())
         })
-        .layer(middleware::from_fn_with_state((Arc::clone(site), refuse as Refuse), admit))
-}
-
-fn refuse(problem: Problem) -> Response {
-    problem.into_response()
+        .layer(middleware::from_fn_with_state((Arc::clone(site), Problem::into_response as Refuse), admit))
 }
 
 type Answer = Result<Response, Problem>;

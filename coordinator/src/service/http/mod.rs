@@ -6,6 +6,7 @@
 mod access;
 mod api;
 mod grpc;
+pub mod hosts;
 mod messages;
 mod operations;
 mod page;
@@ -27,14 +28,15 @@ use crate::operator::Operator;
 use elastic_store::followed::Followed;
 use elastic_store::listener::{Port, Share};
 use elastic_store::tls::ServerSettings;
+use hosts::Hosts;
 use users::Users;
 
 /// To whom the port shows what.
 pub enum Shown {
     /// How this process does, and the jobs' metrics, to anyone who reaches it.
     Monitoring,
-    /// The jobs' records too, among them what failed workers wrote.
-    Jobs,
+    /// The jobs' records too, among them what failed workers wrote, to anyone who calls it by these names.
+    Jobs(Hosts),
     /// These to users alone, who may also change jobs.
     Users(Followed<Users>),
 }
@@ -60,7 +62,7 @@ pub async fn serve(listener: TcpListener, site: Site, tls: Option<ServerSettings
         Shown::Monitoring => monitoring.fallback(async || {
             (StatusCode::NOT_FOUND, "here are /live, /ready and /metrics; --http-jobs adds the page and /v1/jobs\n")
         }),
-        Shown::Jobs | Shown::Users(_) => {
+        Shown::Jobs(_) | Shown::Users(_) => {
             monitoring.nest("/v1", api::router(&site)).merge(grpc::router(&site)).merge(page::router())
         }
     };

@@ -94,13 +94,10 @@ impl Site {
 
     async fn delete(&self, id: &str, dry_run: bool, by: &Requester) -> Result<Value, Problem> {
         let job: JobId = id.parse().map_err(|_| Problem::no_such_job(id))?;
-        let keys = if dry_run {
-            self.operator.would_delete(&job, None).await?
-        } else {
-            let keys = self.operator.delete(&job, None).await?;
+        let keys = self.operator.delete(&job, None, dry_run).await?;
+        if !dry_run {
             tracing::info!(job = %id, keys, "deleted, as asked by {by}; its checkpoint files stay");
-            keys
-        };
+        }
         Ok(json!({ "job": id, "keys": keys, "deleted": !dry_run }))
     }
 

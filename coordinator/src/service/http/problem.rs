@@ -47,23 +47,17 @@ impl From<Problem> for Status {
     }
 }
 
-impl From<QueryRejection> for Problem {
-    fn from(rejection: QueryRejection) -> Problem {
-        Problem(rejection.status(), rejection.body_text())
-    }
+macro_rules! rejections {
+    ($($rejection:ty),*) => {$(
+        impl From<$rejection> for Problem {
+            fn from(rejection: $rejection) -> Problem {
+                Problem(rejection.status(), rejection.body_text())
+            }
+        }
+    )*};
 }
 
-impl From<PathRejection> for Problem {
-    fn from(rejection: PathRejection) -> Problem {
-        Problem(rejection.status(), rejection.body_text())
-    }
-}
-
-impl From<BytesRejection> for Problem {
-    fn from(rejection: BytesRejection) -> Problem {
-        Problem(rejection.status(), rejection.body_text())
-    }
-}
+rejections!(QueryRejection, PathRejection, BytesRejection);
 
 impl From<OperatorError> for Problem {
     fn from(error: OperatorError) -> Problem {
@@ -72,7 +66,9 @@ impl From<OperatorError> for Problem {
             OperatorError::NoSuchJob { job, .. } => return Problem::no_such_job(job),
             OperatorError::Removal(RemovalError::NoSuchJob { job }) => return Problem::no_such_job(job.as_ref()),
             OperatorError::NoSuchNode { .. } => StatusCode::NOT_FOUND,
-            OperatorError::Range { .. } | OperatorError::NothingToSet => StatusCode::BAD_REQUEST,
+            OperatorError::Range { .. } | OperatorError::NothingToSet | OperatorError::BadNode { .. } => {
+                StatusCode::BAD_REQUEST
+            }
             OperatorError::Store(error) | OperatorError::Removal(RemovalError::Store(error))
                 if error.is_transient() =>
             {

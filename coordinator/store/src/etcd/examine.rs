@@ -1,10 +1,12 @@
 //! What a member says of itself and of its cluster, for operators. No decision about a job is made by it.
 
+use std::time::Duration;
+
 use etcd_client::{AlarmAction, AlarmType};
 
 use super::EtcdStore;
 use super::fault::Repeat;
-use crate::Result;
+use crate::{LeaseId, Result};
 
 /// What a member says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +77,20 @@ impl EtcdStore {
         };
         let alarms = answer.alarms().iter();
         Ok(alarms.filter_map(|member| Some((member.member_id(), known(member.alarm())?))).collect())
+    }
+
+    /// How long ago a lease was renewed, in whole seconds, rounded up, and for how long it was granted; `None`: it is
+    /// gone.
+    pub async fn lease_times(&self, lease: LeaseId) -> Result<Option<[Duration; 2]>> {
+        let connection = &self.inner.connection;
+        let ask = async |link: std::sync::Arc<super::connection::Link>| {
+            link.client.lease_client().time_to_live(lease.0, None).await
+        };
+        let known = connection.call(Repeat::Safe, ask).await?;
+        self.inner.met(known.header())?;
+        let seconds = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        let (left, granted) = (known.ttl(), known.granted_ttl());
+        Ok((granted > 0).then(|| [seconds(granted - left), seconds(granted)]))
     }
 
     /// The addresses at which each member of the cluster says that clients reach it.

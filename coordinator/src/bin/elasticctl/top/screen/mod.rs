@@ -5,6 +5,7 @@ use elastic_rendezvous::job::{JobId, JobState};
 use elastic_rendezvous::time::date::utc;
 
 use crate::show;
+use crate::silence::Silent;
 use crate::table::{printable, table};
 
 const PLAIN: &str = "\x1b[0m";
@@ -228,7 +229,7 @@ fn line(id: &JobId, job: &Job) -> Vec<String> {
 
 /// All that is known of a job, its newest history first.
 fn whole(id: &JobId, job: &Job) -> Vec<String> {
-    let mut lines: Vec<String> = show::describe(id, job).lines().map(str::to_owned).collect();
+    let mut lines: Vec<String> = show::describe(id, job, &Silent::new()).lines().map(str::to_owned).collect();
     let cause = job.round.as_ref().and_then(|round| round.value.cause.as_ref());
     let failure = cause.or_else(|| job.nodes.values().find_map(|node| node.value.failure.as_ref()));
     if let Some(failure) = failure.filter(|failure| failure.traceback.is_some() || !failure.stderr.is_empty()) {

@@ -85,7 +85,7 @@ fn keys_choose_open_scroll_and_go_back() {
     }
     screen.press(Key::Open, &overview);
     let whole = shown(&mut screen, &overview, 80, 40);
-    assert_eq!(whole[2..4], ["job         d", "state       forming"]);
+    assert_eq!(whole[2..4], ["job         d", "state       forming, but no node is here"]);
     let top = shown(&mut screen, &overview, 80, 8);
     screen.press(Key::Down, &overview);
     let below = shown(&mut screen, &overview, 80, 8);
