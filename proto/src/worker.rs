@@ -48,6 +48,8 @@ pub struct Checkpoint {
 pub enum FailureClass {
     /// An error about a peer: a lost connection, or a collective that a peer left. Seldom the root cause.
     Peer,
+    /// The worker's own error, which each restart would meet again, such as a wrong setting: the job ends with it.
+    Permanent,
     /// The worker's own exception, exit or signal; also a class of a later release.
     #[serde(other)]
     Own,
@@ -134,7 +136,7 @@ pub enum FromWorker {
     Failing {
         /// Whether the error is its own or about a peer.
         class: FailureClass,
-        /// One line for people.
+        /// One line for people. Empty: what the worker writes last to standard error says it.
         message: String,
     },
 }

@@ -129,6 +129,15 @@ async fn a_script_speaks_with_its_agent() {
 }
 
 #[tokio::test]
+async fn a_script_that_gives_up_ends_its_job() {
+    let job = Job::on_etcd("1").await.flag("--max-restarts=3").env("PYTHONPATH", package());
+    let mut agent = job.python_script("import elastic_agent\nelastic_agent.give_up('the loss is NaN')").start("a");
+    assert_eq!(agent.exit(LIMIT).await, JOB_FAILED);
+    let why = "a: the loss is NaN (exit code 1); the worker says that a restart cannot help";
+    assert!(agent.output().contains(why), "{}", agent.output());
+}
+
+#[tokio::test]
 async fn a_callback_may_commit_a_checkpoint_and_another_may_fail() {
     let job = Job::on_etcd("2").await.flag("--max-restarts=1").plain_script("commits_on_round_change.py", &[]);
     let mut agents = job.start_all(["a", "b"]);

@@ -213,6 +213,18 @@ impl Agent {
     }
 }
 
+/// Tells the agent, if there is one, that this worker is about to exit with an error that each restart would meet again:
+/// for a program that does not come as far as [`Elastic::run`](crate::Elastic::run), which tells its own errors.
+pub fn give_up(why: &str) {
+    let Ok(environment) = Environment::read(|name| std::env::var(name).ok()) else { return };
+    let Some(Ok(socket)) = environment.agent.map(UnixStream::connect) else { return };
+    let mut agent = Agent { socket, inbox: channel().1, aside: VecDeque::new(), requests: 0, last_progress: None };
+    let (local_rank, pid) = (environment.local_rank, std::process::id());
+    // If this cannot be said, the rest cannot either.
+    let _ = agent.say(&FromWorker::Register { local_rank, pid, round_aware: false });
+    agent.failing(FailureClass::Permanent, why);
+}
+
 impl Drop for Agent {
     fn drop(&mut self) {
         // Ends the thread that reads, whose copy of the socket would keep the connection open.

@@ -2,8 +2,10 @@
 //! meanwhile.
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use elastic_collective::stop::Stop;
+use elastic_proto::worker::FailureClass;
 
 use crate::agent::Agent;
 use crate::data::Data;
@@ -151,14 +153,20 @@ impl<'a> Elastic<'a> {
                 (Some(agent), Some(assignment))
             }
         };
-        let result = ready
-            .map(|ready| Trainer::new(&settings, &environment, assignment, &mut agent, &stop, ready, rescue))
-            .and_then(|trainer| trainer.train(out));
-        if let (Err(error), Some(agent)) = (&result, &mut agent)
-            && !matches!(error, TrainError::Stopped)
-        {
-            agent.failing(error.class(), &error.to_string());
+        let train = || {
+            ready
+                .map(|ready| Trainer::new(&settings, &environment, assignment, &mut agent, &stop, ready, rescue))
+                .and_then(|trainer| trainer.train(out))
+        };
+        let result = catch_unwind(AssertUnwindSafe(train));
+        if let Some(agent) = &mut agent {
+            match &result {
+                Ok(Ok(_) | Err(TrainError::Stopped)) => {}
+                Ok(Err(error)) => agent.failing(error.class(), &error.to_string()),
+                // What it panicked with, and where, is on standard error.
+                Err(_) => agent.failing(FailureClass::Permanent, ""),
+            }
         }
-        result
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }

@@ -40,6 +40,7 @@ pub mod settings;
 pub mod tasks;
 mod train;
 
+pub use agent::give_up;
 pub use data::Data;
 pub use elastic::Elastic;
 pub use elastic_collective as collective;

@@ -9,7 +9,7 @@ use clap::Parser;
 use elastic_trainer::checkpoint::command as checkpoint;
 use elastic_trainer::command::{Arguments, Command};
 use elastic_trainer::tasks::{digits, gpt};
-use elastic_trainer::{Elastic, Environment, Outcome, Settings, Stop, TrainError};
+use elastic_trainer::{Elastic, Environment, Outcome, Settings, Stop, TrainError, give_up};
 use serde_json::json;
 use tracing::{error, warn};
 use tracing_subscriber::EnvFilter;
@@ -27,7 +27,13 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     let stop = Stop::default();
-    let result = match Arguments::parse().command {
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| {
+        if error.use_stderr() {
+            give_up(&error.to_string());
+        }
+        error.exit()
+    });
+    let result = match arguments.command {
         Command::Digits(flags) => train_digits(&flags, &stop),
         Command::Gpt(flags) => train_gpt(&flags, &stop),
         Command::Checkpoint(command) => checkpoint::run(&command, &mut io::stdout()).map_err(Into::into),

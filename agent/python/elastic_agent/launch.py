@@ -177,34 +177,27 @@ def _copy(source: IO[str], sink: Any) -> None:
 
 def _failed(name: str, error_file: pathlib.Path, code: int) -> LaunchError:
     """The failure of a launch, as who calls PyTorch's `elastic_launch` expects it."""
-    cause = _cause(error_file, code)
+    try:
+        message = json.loads(error_file.read_text())["message"]
+        extra, code = message["extraInfo"], message.get("errorCode", code)
+        cause = "\n\n".join(filter(None, (message["message"], extra["py_callstack"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return LaunchError(f"elastic-agent ended with exit code {code}: its output says why")
     # Who catches PyTorch's has imported it.
     errors = sys.modules.get("torch.distributed.elastic.multiprocessing.errors")
-    if errors is None or not error_file.exists():
+    if errors is None:
         return LaunchError(cause)
 
     class ChildFailed(errors.ChildFailedError, LaunchError):
         def __reduce__(self) -> tuple[Any, ...]:
             return LaunchError, self.args
 
-    message = json.loads(error_file.read_text()).get("message")
-    code = message.get("errorCode", code) if isinstance(message, dict) else code
-    # Which rank of all nodes it was, the agent's report says.
-    failed = ChildFailed(name, {-1: errors.ProcessFailure(-1, -1, code, str(error_file))})
+    # What is no worker's failure, such as the loss of a node, has no rank. Older agents name none.
+    told = [extra.get(fact) for fact in ("rank", "local_rank", "pid")]
+    rank, *worker = [-1 if fact is None else fact for fact in told]
+    failed = ChildFailed(name, {rank: errors.ProcessFailure(*worker, code, str(error_file))})
     failed.args = (cause,)
     return failed
-
-
-def _cause(error_file: pathlib.Path, code: int) -> str:
-    ended = f"elastic-agent ended with exit code {code}"
-    try:
-        message = json.loads(error_file.read_text())["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{ended}: its output says why"
-    if not isinstance(message, dict):
-        return str(message)
-    stack = (message.get("extraInfo") or {}).get("py_callstack")
-    return f"{message.get('message', ended)}\n\n{stack}" if stack else str(message.get("message", ended))
 
 
 def _results(folder: pathlib.Path) -> dict[int, Any]:

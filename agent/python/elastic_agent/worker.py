@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -10,10 +11,11 @@ import os
 import pathlib
 import queue
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 SOCKET_ENV = "ELASTIC_AGENT_SOCKET"
 WARM_UP_ENV = "ELASTIC_WARM_UP"
@@ -361,6 +363,16 @@ def report_progress(
         _connected().send(
             {"type": "progress", "step": step, "epoch": epoch, "loss": loss, "total_steps": total_steps}
         )
+
+
+def give_up(reason: str) -> NoReturn:
+    """Ends this worker by an error that each restart would meet again, such as a loss that is not a number, or a wrong
+    setting. The job ends with it, whatever restarts are left, and `reason` is its root cause. Prints `reason` and raises
+    SystemExit, with exit code 1, also without an agent."""
+    if available():
+        with contextlib.suppress(AgentError):
+            _connected().send({"type": "failing", "class": "permanent", "message": reason[:2000]})
+    sys.exit(reason)
 
 
 def digest_of(path: pathlib.Path) -> str:

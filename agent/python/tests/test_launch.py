@@ -59,13 +59,15 @@ class Flags(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         path = pathlib.Path(folder.name) / "error"
-        extra = {"py_callstack": "Traceback: here", "timestamp": "1795884530"}
+        worker = {"rank": 5, "local_rank": 1, "pid": 4711}
+        extra = {"py_callstack": "Traceback: here", "timestamp": "1795884530", **worker}
         path.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": extra, "errorCode": -9}}))
         error = _failed("train", path, 1)
         self.assertIsInstance(error, LaunchError)
         self.assertIsInstance(error, ChildFailedError)
-        failure = error.get_first_failure()[1]
-        self.assertEqual((failure.exitcode, failure.message["message"]), (-9, "ValueError: boom"))
+        rank, failure = error.get_first_failure()
+        self.assertEqual((rank, failure.local_rank, failure.pid, failure.exitcode), (5, 1, 4711, -9))
+        self.assertEqual(failure.message["message"], "ValueError: boom")
         self.assertEqual(str(error), "ValueError: boom\n\nTraceback: here")
         again = pickle.loads(pickle.dumps(error))
         self.assertEqual((type(again), str(again)), (LaunchError, str(error)))

@@ -193,7 +193,7 @@ async fn join(
 ) -> anyhow::Result<End> {
     let Ready { plan, logs, identity, paths, backend, metrics, known, address, mut env } = ready;
     let slots = plan.slots;
-    let timers = TimerFile::as_asked(&options.watch.timers, identity.runtime_dir())?;
+    let timers = TimerFile::as_asked(&options.watch.timers)?;
     env.extend(timers.as_ref().map(|timers| (TIMER_FILE, timers.path().into())));
     let grace = known.timings.stop_grace;
     let group = setup::group(options, plan, &identity, address.address.clone(), env, known, console)?;
@@ -226,8 +226,8 @@ async fn join(
     let warm_up_limit = options.workers.warm_up.unwrap_or_default();
     let status = part.status();
     let job_timings = || status.borrow().timings.unwrap_or(options.spec.timings);
-    let mut local =
-        WorkersLifecycle::new(group, socket, watchdog, gpus, options.workers.quiesce_timeout, warm_up_limit);
+    let quiesce = options.workers.quiesce_timeout;
+    let mut local = WorkersLifecycle::new(identity, group, socket, watchdog, gpus, quiesce, warm_up_limit);
 
     let end = tokio::select! {
         end = async {
@@ -255,8 +255,10 @@ async fn join(
             caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
         }
     }
+    let WorkersLifecycle { identity, group, socket, watchdog, .. } = local;
+    drop((socket, watchdog));
     tokio::select! {
-        () = close(local, readers, &options.output.logs.dir, &end) => {}
+        () = close(group, readers, &options.output.logs.dir, &end) => {}
         caught = signals.next() => tracing::warn!("{caught}: not waiting for processes that do not end, nor for output"),
     }
     if !matches!(end, End::StoreLost(_)) {
@@ -285,9 +287,7 @@ async fn warmed(
 }
 
 /// Ends what is left of the workers, and waits until their output is written and read.
-async fn close(local: WorkersLifecycle, readers: LogReaders, dir: &LogDir, end: &End) {
-    let WorkersLifecycle { group, socket, watchdog, .. } = local;
-    drop((socket, watchdog));
+async fn close(group: LocalGroup, readers: LogReaders, dir: &LogDir, end: &End) {
     let log_directory = group.log_directory().map(Path::to_owned);
     group.close(FLUSH).await;
     readers.finish(FLUSH).await;

@@ -143,6 +143,9 @@ impl Patience {
 
 const RUNS: &str = "is it running, and is --rdzv-endpoint (or --master-addr) right?";
 
+/// What a node should know that comes late.
+const ENDED: &str = "If the job has ended, so has the agent that served its store, and this node waits for nothing";
+
 /// What to do where this agent does not serve the store and no other agent answers.
 fn served_elsewhere(endpoint: &Endpoint, is_host: Option<bool>) -> String {
     let each = "on each machine that is the machine itself: give all nodes an address of one of them, as --rdzv-endpoint \
@@ -150,10 +153,10 @@ fn served_elsewhere(endpoint: &Endpoint, is_host: Option<bool>) -> String {
     let one = "give one node --node-rank=0 or --rdzv-conf=is_host=1";
     match is_host {
         _ if names_loopback(&endpoint.host) => format!("another agent must serve it ({one}), and {each}"),
-        Some(_) => format!("another agent must serve it: {one}. It ends with that agent, when the job ends"),
+        Some(_) => format!("another agent must serve it: {one}. {ENDED}"),
         None => format!(
             "no address of this machine, so the agent on the machine that has it serves the store; for an address that \
-             none has, as a Service's, {one}. The store ends with that agent, when the job ends"
+             none has, as a Service's, {one}. {ENDED}"
         ),
     }
 }
@@ -295,7 +298,7 @@ async fn hosted(
     let own = match is_host {
         Some(is_host) => is_host,
         None => {
-            let patience = Patience::of(patience, RUNS, way);
+            let patience = Patience::of(patience, &format!("{RUNS} {ENDED}"), way);
             let addresses = until_it_answers(&patience, || resolve(endpoint)).await?;
             are_own(&addresses, &interfaces::all().unwrap_or_default())
         }

@@ -42,18 +42,25 @@ pub(crate) fn with_library(job: Job, gpus: &str) -> Job {
     job.env("LD_LIBRARY_PATH", folder)
 }
 
+/// Before its agent has joined, it says what it waits for, and leaves when a signal asks for it.
+pub(crate) async fn lives_and_leaves(job: Job, waits_for: &str) {
+    let port = free_port();
+    let mut agent = job.start_with("a", &[&format!("--health-port={port}")]);
+    agent.says("serving health over HTTP", LIMIT).await;
+    let live = eventually("it waits for that", LIMIT, async || {
+        let live = timeout(LIMIT, answer(&format!("127.0.0.1:{port}"), "/live")).await.expect("an answer");
+        live.contains(waits_for).then_some(live)
+    });
+    assert!(live.await.contains("200 OK"));
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.exit(AT_ONCE).await, LEFT, "{}", agent.output());
+}
+
 /// The driver keeps the thread that counts GPUs.
 #[tokio::test]
 async fn an_agent_whose_driver_hangs_before_it_joins_lives_and_leaves() {
-    let (port, job) = (free_port(), Job::met_by(&["--standalone"], "1"));
-    let job = with_gpus(job, 1, 1).flag("--nproc-per-node=gpu").flag(&format!("--health-port={port}"));
-    let job = job.env("FAKE_NVML_NEVER_COUNTS", "/");
-    let mut agent = job.start("a");
-    agent.says("serving health over HTTP", LIMIT).await;
-    let live = timeout(LIMIT, answer(&format!("127.0.0.1:{port}"), "/live")).await.expect("an answer");
-    assert!(live.contains("200 OK") && live.contains("GPUs"), "{live}");
-    agent.signal(Signal::TERM);
-    assert_eq!(agent.exit(AT_ONCE).await, LEFT, "{}", agent.output());
+    let job = with_gpus(Job::met_by(&["--standalone"], "1"), 1, 1).flag("--nproc-per-node=gpu");
+    lives_and_leaves(job.env("FAKE_NVML_NEVER_COUNTS", "/"), "GPUs").await;
 }
 
 #[tokio::test]

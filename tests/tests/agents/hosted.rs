@@ -30,6 +30,19 @@ async fn agents_started_at_once_agree_on_who_serves() {
 }
 
 #[tokio::test]
+async fn a_node_that_comes_after_the_jobs_end_hears_that_it_may_be_late() {
+    let endpoint = endpoint();
+    let job = || Job::met_by(&["--rdzv-backend=c10d", &endpoint], "1:2").conf("join_timeout", "15m");
+    let first = job();
+    let mut agents = [first.start("a")];
+    first.runs(1, 1).await;
+    first.succeeds(&mut agents).await;
+    // On a machine that has another address.
+    let late = job().conf("is_host", "0");
+    late.start("b").says("If the job has ended, so has the agent that served its store", LIMIT).await;
+}
+
+#[tokio::test]
 async fn without_its_host_a_job_ends_everywhere() {
     let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "1:3").flag("--max-restarts=5");
     let mut a = job.start("a");

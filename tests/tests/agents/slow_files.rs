@@ -2,8 +2,10 @@
 
 use elastic_tests::prelude::*;
 
-/// Replaces two functions of the C library: `execvp` by the guard's child, and `mkdir` of an attempt's folder, take
-/// this many seconds.
+use crate::agents::gpus::lives_and_leaves;
+
+/// Replaces two functions of the C library: `execvp` by the guard's child, and `mkdir` of an attempt's folder or of any
+/// folder for logs, take this many seconds.
 const SLOW: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -20,6 +22,7 @@ int execvp(const char *file, char *const argv[]) {
 int mkdir(const char *path, mode_t mode) {
     int (*real)(const char *, mode_t) = dlsym(RTLD_NEXT, "mkdir");
     if (strstr(path, "/attempt_")) wait_for("SLOW_MKDIR");
+    if (strstr(path, "/logs")) wait_for("SLOW_LOGS");
     return real(path, mode);
 }
 "#;
@@ -55,6 +58,11 @@ async fn programs_that_take_longer_than_the_lease_to_start_are_waited_for() {
 async fn log_folders_that_take_longer_than_the_lease_to_make_are_waited_for() {
     // The attempt's folder, and one for each worker.
     start_at_last("SLOW_MKDIR", LONG * 4).await;
+}
+
+#[tokio::test]
+async fn an_agent_whose_log_disk_is_frozen_before_it_joins_lives_and_leaves() {
+    lives_and_leaves(slow(Job::met_by(&["--standalone"], "1"), "SLOW_LOGS", LIMIT * 2), "log folder").await;
 }
 
 #[tokio::test]

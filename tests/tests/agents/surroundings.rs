@@ -50,6 +50,23 @@ async fn without_its_runtime_directory_an_agent_takes_another() {
     }
 }
 
+#[tokio::test]
+async fn a_runtime_directory_that_goes_at_a_logout_is_replaced() {
+    let worker = r#"
+import shutil
+agent()
+open(e["TORCHELASTIC_TIMER_FILE"], "w").close()
+if round == 1: sys.exit(shutil.rmtree(e["XDG_RUNTIME_DIR"]) or "the user logs out")
+"#;
+    let job = Job::met_by(&["--standalone"], "1").flag("--max-restarts=1").env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
+    let job = job.python(worker);
+    let mut agent = job.start("a");
+    assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
+    let (gone, said) = (job.path("run"), agent.output());
+    let warns = |line: &&str| line.contains("WARN") && line.contains(gone.to_str().unwrap());
+    assert_eq!(said.lines().filter(warns).count(), 1, "{said}");
+}
+
 /// A job of one node whose worker runs this in a shell, and fails once.
 fn shell(script: &str) -> Job {
     Job::met_by(&["--standalone"], "1").flag("--max-restarts=1").program(["sh", "-c", script])

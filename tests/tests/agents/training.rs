@@ -64,3 +64,24 @@ async fn training_continues_from_the_committed_step() {
     let last = lines.iter().filter(|line| line["event"] == "step").map(|line| number(line, "step")).max().unwrap();
     assert_eq!(number(&checkpoint, "step"), last, "the last step is committed");
 }
+
+#[tokio::test]
+async fn an_error_that_no_restart_can_help_ends_the_job_at_once() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    for (at, (flag, said)) in [
+        ("--lr=1e30", "is not finite"),
+        ("--threads=3000", "--threads 3000 is more than 1024"),
+        ("--no-such-flag", "error: unexpected argument '--no-such-flag' found"),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let job = Job::on(&etcd, "2").named(&format!("job-{at}")).flag("--max-restarts=3").trainer(["digits", flag]);
+        let mut agents = job.start_all(["a", "b"]);
+        assert_eq!(exits(&mut agents).await, [JOB_FAILED; 2], "{flag}: {}", agents[0].output());
+        let round = job.record("round").await.unwrap();
+        assert_eq!((&round["restarts"], &round["cause"]["permanent"]), (&0.into(), &true.into()), "{round}");
+        let reason = round["reason"].as_str().unwrap();
+        assert!(reason.contains(said) && reason.ends_with("; the worker says that a restart cannot help"), "{reason}");
+    }
+}

@@ -242,11 +242,22 @@ impl TrainError {
         }
     }
 
-    /// Whose fault it is, as far as this rank can know.
+    /// Whose fault it is, as far as this rank can know, and whether a restart can help.
     pub fn class(&self) -> FailureClass {
         match self {
             TrainError::Collective(error) | TrainError::GivenUp { cause: error, .. } => error.class(),
             TrainError::Damaged { .. } | TrainError::LeftAlone { .. } => FailureClass::Peer,
+            // A step's numbers depend on the settings alone.
+            TrainError::Diverged { .. }
+            | TrainError::Gradient { .. }
+            | TrainError::NotFinite { .. }
+            | TrainError::Unusable(_)
+            | TrainError::Beyond(_)
+            | TrainError::OtherSettings { .. }
+            | TrainError::OtherTensors { .. }
+            | TrainError::Checkpoint(CheckpointError::Anothers { .. } | CheckpointError::Occupied { .. }) => {
+                FailureClass::Permanent
+            }
             _ => FailureClass::Own,
         }
     }

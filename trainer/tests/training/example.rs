@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
+use elastic_proto::worker::FailureClass;
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::disk::Host;
 use elastic_trainer::{Elastic, Model, Outcome, Settings, Stop, Tensor, TrainError};
@@ -194,6 +195,28 @@ fn a_gradient_that_is_not_finite_is_not_applied_and_its_tensor_is_named() {
     };
     let error = alone(&Changed::new(["first", "second"], spoilt), folder.path(), 2).unwrap_err();
     assert!(matches!(&error, TrainError::Gradient { step: 7, tensor } if tensor == "second"), "{error}");
+}
+
+#[test]
+fn an_error_that_each_restart_would_meet_again_is_told_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |round, gradient: fn(&[f32], &mut [f32]) -> f32| {
+        let mut environment = environment(0, 1, round, 0);
+        let agent = Agent::start(folder.path(), &environment, None, Commits::Granted);
+        environment.agent = Some(agent.socket.clone());
+        let model = Changed::new(["first", "second"], gradient);
+        let run = move || {
+            let elastic = Elastic::new(settings(1), environment).stop(Stop::default());
+            elastic.output(&mut std::io::sink()).run(&model, &Points(64)).map(drop)
+        };
+        (thread::spawn(run).join().map_err(drop), agent.failure())
+    };
+    let (ended, (class, message)) = told(1, |_, _| f32::NAN);
+    assert!(matches!(ended, Ok(Err(TrainError::Diverged { step: 1 }))), "{ended:?}");
+    assert_eq!((class, message.as_str()), (FailureClass::Permanent, "the loss of step 1 is not finite; lower --lr"));
+    let (ended, told) = told(2, |_, _| panic!("index out of bounds"));
+    assert!(ended.is_err(), "it panics as before");
+    assert_eq!(told, (FailureClass::Permanent, String::new()), "standard error says what it was");
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn a_job_leaves_anothers_checkpoints_alone() {
     let (agent, worker) = start_member(folder.path(), &flags, other, None);
     let (status, _, logged) = worker.end();
     assert!(status.code() == Some(1) && logged.contains("job test, and job other would overwrite"), "{logged}");
-    assert_eq!(agent.failure().0, FailureClass::Own);
+    assert_eq!(agent.failure().0, FailureClass::Permanent);
     assert_eq!(std::fs::read(&committed.path).unwrap(), saved);
 }
 

@@ -61,6 +61,7 @@ pub(crate) struct NodeIdentity {
     pub boot_id: String,
     /// The host's name, to show to people.
     pub host: String,
+    job: String,
     lock: OwnedFd,
     directory: PathBuf,
 }
@@ -95,7 +96,19 @@ impl NodeIdentity {
             }
         };
         let machine_id = machine_id.unwrap_or_else(|| format!("boot-{boot_id}"));
-        Ok(NodeIdentity { name, incarnation, machine_id, boot_id, host, lock, directory: directory.path })
+        let job = job.to_owned();
+        Ok(NodeIdentity { name, incarnation, machine_id, boot_id, host, job, lock, directory: directory.path })
+    }
+
+    /// Takes the name again where its file is gone, as `$XDG_RUNTIME_DIR` is after its user's last session. The job's
+    /// directory may be in another place then. An error if another agent has the name there.
+    pub(crate) fn settle_again(&mut self, runtime: &RuntimeDir) -> Result<(), IdentityError> {
+        if !self.directory.join(lock::file_name(&self.name)).exists() {
+            let directory = runtime.open(&self.job)?;
+            self.lock = named(&directory, &self.name, self.incarnation, Duration::ZERO)?;
+            self.directory = directory.path;
+        }
+        Ok(())
     }
 
     /// The lock's descriptor, which is closed on exec. The guard is given a duplicate (`dup` without close-on-exec).
@@ -133,6 +146,7 @@ impl NodeIdentity {
     }
 
     /// This job's directory on this host, for sockets. Only this user can write in it.
+    #[cfg(test)]
     pub(crate) fn runtime_dir(&self) -> &Path {
         &self.directory
     }

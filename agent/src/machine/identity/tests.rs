@@ -189,6 +189,22 @@ fn a_file_that_was_swept_away_leaves_no_two_holders_of_one_lock() {
 }
 
 #[test]
+fn a_directory_that_is_gone_is_made_again_with_the_lock() {
+    let base = tempfile::tempdir().unwrap();
+    let mut node = take(base.path(), Some("a"), SHORT).unwrap();
+    let mut again = || node.settle_again(&RuntimeDir::under(base.path()));
+    again().expect("the lock that is there is its own");
+    let all = base.path().join("elastic-agent");
+    fs::remove_dir_all(&all).unwrap();
+    again().unwrap();
+    let error = take(base.path(), Some("a"), SHORT).unwrap_err().to_string();
+    assert!(error.contains("is in use on this host"), "{error}");
+    fs::remove_dir_all(&all).unwrap();
+    again().unwrap();
+    assert!(all.join("J/a.lock").exists());
+}
+
+#[test]
 fn agents_that_end_leave_nothing_behind() {
     let base = tempfile::tempdir().unwrap();
     let (one, two) = (take(base.path(), Some("a"), SHORT).unwrap(), take(base.path(), Some("b"), SHORT).unwrap());

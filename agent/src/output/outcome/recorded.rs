@@ -56,13 +56,14 @@ impl Recorded {
 }
 
 /// Writes the root cause to the file that the agent's own `TORCHELASTIC_ERROR_FILE` names, as torchrun does. The shape
-/// is that of `@record`, with the worker's exit code as `errorCode`.
+/// is that of `@record`, with the worker's exit code as `errorCode`, and in `extraInfo` which worker it was.
 pub(crate) fn hand_up(cause: &Failure, path: &Path) -> io::Result<()> {
     let callstack = cause.traceback.clone().unwrap_or_else(|| cause.stderr.join("\n"));
     let seconds = cause.at_ms.unwrap_or_default() / 1000;
     let mut message = json!({
         "message": cause.message,
-        "extraInfo": { "py_callstack": callstack, "timestamp": seconds.to_string() },
+        "extraInfo": { "py_callstack": callstack, "timestamp": seconds.to_string(), "rank": cause.rank,
+                       "local_rank": cause.local_rank, "pid": cause.pid },
     });
     if let Some(code) = cause.exit_code {
         message["errorCode"] = json!(code);
@@ -113,6 +114,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("error.json");
         let cause = Failure {
+            rank: Some(3),
             exit_code: Some(-9),
             at_ms: Some(1_795_210_355_999),
             traceback: Some("Traceback: x".into()),
@@ -122,7 +124,11 @@ mod tests {
         assert_eq!(Recorded::read(&path), recorded("ValueError: boom", Some("Traceback: x")));
         let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         assert_eq!(json["message"]["errorCode"], -9);
-        assert_eq!(json["message"]["extraInfo"]["timestamp"], "1795210355");
+        let extra = &json["message"]["extraInfo"];
+        assert_eq!(
+            (&extra["timestamp"], &extra["rank"], &extra["pid"]),
+            (&"1795210355".into(), &3.into(), &Value::Null)
+        );
     }
 
     proptest! {

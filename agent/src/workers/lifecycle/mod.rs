@@ -15,6 +15,7 @@ use elastic_store::Store;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::machine::identity::{NodeIdentity, process_runtime_dir};
 use crate::workers::final_save::{self, FinalSave};
 use crate::workers::gpu_holders::GpuHolders;
 use crate::workers::group::{LocalGroup, Moved};
@@ -29,6 +30,8 @@ use phase::LocalPhase as Phase;
 use storm::Storm;
 
 pub(crate) struct WorkersLifecycle {
+    /// Its directory holds the socket.
+    pub identity: NodeIdentity,
     pub group: LocalGroup,
     /// The socket on which they talk to the agent.
     pub socket: WorkerSocket,
@@ -160,6 +163,7 @@ pub(crate) struct Pending {
 impl WorkersLifecycle {
     /// The workers of a node on which none have been started yet.
     pub(crate) fn new(
+        identity: NodeIdentity,
         group: LocalGroup,
         socket: WorkerSocket,
         watchdog: Watchdog,
@@ -168,6 +172,7 @@ impl WorkersLifecycle {
         warm_up_limit: Duration,
     ) -> WorkersLifecycle {
         WorkersLifecycle {
+            identity,
             group,
             socket,
             watchdog,
@@ -230,6 +235,11 @@ impl WorkersLifecycle {
     }
 
     fn begin(&mut self, waiting: Waiting) -> Option<GroupReport> {
+        if !self.socket.path().exists()
+            && let Err(error) = self.open_socket_again()
+        {
+            tracing::error!("workers that start now cannot reach this agent, whose socket was removed: {error:#}");
+        }
         match waiting {
             Waiting::Start(start) => {
                 self.phase.turn(Phase::Settled);
@@ -242,6 +252,19 @@ impl WorkersLifecycle {
                 None
             }
         }
+    }
+
+    /// Listens for the workers elsewhere: the socket's file is gone, perhaps with its folder.
+    fn open_socket_again(&mut self) -> anyhow::Result<()> {
+        self.identity.settle_again(&process_runtime_dir())?;
+        self.group.guard().hold(self.identity.lock_fd())?;
+        let (path, gone) = (self.identity.fresh_socket(), self.socket.path().display().to_string());
+        self.socket.move_to(path)?;
+        tracing::info!(
+            "workers that start now reach this agent at {}: {gone} was removed",
+            self.socket.path().display()
+        );
+        Ok(())
     }
 
     /// Continues after a [`wait`], and returns its report if there is one. [`WorkersLifecycle::settle`] decides what

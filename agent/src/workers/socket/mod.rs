@@ -52,9 +52,6 @@ impl WorkerSocket {
         paths: JobPaths,
         status: watch::Receiver<Status>,
     ) -> Result<WorkerSocket, SocketError> {
-        let failed = |cause| SocketError { path: path.to_owned(), cause };
-        let listener = UnixListener::bind(path).map_err(failed)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
         let shared = Arc::new(Shared {
             rendezvous,
             paths,
@@ -64,21 +61,15 @@ impl WorkerSocket {
             awareness: Notify::new(),
             round_asked: Notify::new(),
         });
-        let serving = Arc::clone(&shared);
-        tokio::spawn(async move {
-            loop {
-                match listener.accept().await {
-                    Ok((stream, _)) => {
-                        tokio::spawn(converse(stream, Arc::clone(&serving)));
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot accept a worker's connection");
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                    }
-                }
-            }
-        });
+        listen(path, &shared)?;
         Ok(WorkerSocket { path: path.to_owned(), shared })
+    }
+
+    /// Listens at another path, for workers that start from now on. Connections stay.
+    pub fn move_to(&mut self, path: PathBuf) -> Result<(), SocketError> {
+        listen(&path, &self.shared)?;
+        self.path = path;
+        Ok(())
     }
 
     /// The socket's path.
@@ -217,6 +208,27 @@ impl WorkerSocket {
             connection.tell(message.clone());
         }
     }
+}
+
+fn listen(path: &Path, shared: &Arc<Shared>) -> Result<(), SocketError> {
+    let failed = |cause| SocketError { path: path.to_owned(), cause };
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    let serving = Arc::clone(shared);
+    tokio::spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    tokio::spawn(converse(stream, Arc::clone(&serving)));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a worker's connection");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    });
+    Ok(())
 }
 
 impl Drop for WorkerSocket {

@@ -12,11 +12,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::Mode;
 use serde::Deserialize;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
@@ -30,7 +31,7 @@ pub(crate) enum Timers {
     /// No. Timers have no effect.
     #[default]
     Off,
-    /// Through a pipe whose name the agent chooses.
+    /// Through a pipe that has no name but its descriptor in the agent.
     Fresh,
     At(PathBuf),
 }
@@ -100,23 +101,35 @@ impl TimerFile {
             Err(_) => {}
         }
         rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::from_raw_mode(0o600)).map_err(|e| failed(e.into()))?;
-        // The pipe is opened for writing too, so that there is no end of file between two workers.
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let pipe: OwnedFd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
-        let receiver = Receiver::from_file_unchecked(File::from(pipe)).map_err(failed)?;
-        Ok(TimerFile { path: path.to_owned(), receiver, unread: Vec::new() })
+        TimerFile::opened(path.to_owned())
     }
 
-    /// Opens the pipe at the path that the user named, or else a pipe with a fresh name in `runtime`. Must be called
-    /// within a tokio runtime.
-    pub(crate) fn as_asked(timers: &Timers, runtime: &Path) -> Result<Option<TimerFile>, TimerFileError> {
+    fn opened(path: PathBuf) -> Result<TimerFile, TimerFileError> {
+        // The pipe is opened for writing too, so that there is no end of file between two workers.
+        let pipe = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path);
+        match pipe.and_then(Receiver::from_file_unchecked) {
+            Ok(receiver) => Ok(TimerFile { path, receiver, unread: Vec::new() }),
+            Err(source) => Err(TimerFileError { path, source }),
+        }
+    }
+
+    /// A pipe without a name, which workers open by its descriptor in this process: it needs no folder that may go.
+    /// Must be called within a tokio runtime.
+    fn fresh() -> Result<TimerFile, TimerFileError> {
+        let descriptor = |number| PathBuf::from(format!("/proc/{}/fd/{number}", std::process::id()));
+        let (reader, _writer) =
+            io::pipe().map_err(|source| TimerFileError { path: "without a name".into(), source })?;
+        let mut timers = TimerFile::opened(descriptor(reader.as_raw_fd()))?;
+        timers.path = descriptor(timers.receiver.as_raw_fd());
+        Ok(timers)
+    }
+
+    /// Opens the pipe at the path that the user named, or else a fresh one. Must be called within a tokio runtime.
+    pub(crate) fn as_asked(timers: &Timers) -> Result<Option<TimerFile>, TimerFileError> {
         match timers {
             Timers::Off => Ok(None),
             Timers::At(path) => TimerFile::open(path).map(Some),
-            Timers::Fresh => {
-                let name = format!("{}.timers", &uuid::Uuid::new_v4().simple().to_string()[..12]);
-                TimerFile::open(&runtime.join(name)).map(Some)
-            }
+            Timers::Fresh => TimerFile::fresh().map(Some),
         }
     }
 

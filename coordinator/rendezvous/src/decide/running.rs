@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::refusals::refusals;
 use super::{Eviction, Evictions, Form, PAUSED, Stale, Verdict, Wake, by_operator, eviction, names, started};
-use crate::job::{Advance, Failure, FailureClass, Fate, NodeId, Phase, RestartPolicy, RoundState};
+use crate::job::{Advance, Failure, FailureClass, Fate, NodeId, PERMANENT, Phase, RestartPolicy, RoundState};
 use crate::kv::Revision;
 use crate::roster::Says;
 use crate::time::Time;
@@ -108,7 +108,9 @@ fn failed(view: &View, failure: Reported, lost: Vec<Eviction>, advance: Advance)
     };
     let advance = advance.after_failure(round.restarts, &failure.cause);
     let failed_starts = advance.failed_start.as_ref().map_or(0, |start| start.restarts);
-    let why_not = if round.restarts >= spec.max_restarts {
+    let why_not = if failure.cause.permanent {
+        PERMANENT.to_owned()
+    } else if round.restarts >= spec.max_restarts {
         format!("no restarts left of {}", spec.max_restarts)
     } else if spec.restarts_without_progress.is_some_and(|limit| advance.stalled_restarts >= limit) {
         let reached = advance.furthest_step.map_or_else(String::new, |step| format!(" after step {step}"));

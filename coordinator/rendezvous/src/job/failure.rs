@@ -100,6 +100,9 @@ pub struct Failure {
     /// what each start does, which is imports, data, a checkpoint.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_start: bool,
+    /// Whether the worker said that each restart would meet the same error: the job ends with it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub permanent: bool,
     /// Whether it left a core dump.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub core_dumped: bool,
@@ -124,6 +127,9 @@ pub struct Failure {
     pub node: Option<NodeId>,
 }
 
+/// Why a job ends with a permanent failure.
+pub const PERMANENT: &str = "the worker says that a restart cannot help";
+
 impl Failure {
     /// A failure of which nothing is known but how it is judged and what to tell.
     pub fn new(class: FailureClass, message: impl Into<String>) -> Failure {
@@ -136,6 +142,7 @@ impl Failure {
             exit_code: None,
             step: None,
             at_start: false,
+            permanent: false,
             core_dumped: false,
             killed_by: None,
             traceback: None,

@@ -27,7 +27,7 @@ mod vacancy;
 mod waiting;
 
 pub use checkpoint::Checkpoint;
-pub use failure::{Failure, FailureClass, Killer, Killing};
+pub use failure::{Failure, FailureClass, Killer, Killing, PERMANENT};
 pub use faults::{Excluded, Exclusion, Faults, TakenBack};
 pub use ids::{BadJobId, JobId, NodeId};
 pub use keys::{JobKey, Keys};

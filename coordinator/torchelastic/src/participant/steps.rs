@@ -8,7 +8,7 @@ use super::{
 };
 use crate::etcd_v2::{Only, Refusal, Request};
 use crate::state::{JobEnd, RendezvousState, RendezvousStatus};
-use elastic_rendezvous::job::{FailureClass, OnStoreLoss, RestartPolicy};
+use elastic_rendezvous::job::{FailureClass, OnStoreLoss, PERMANENT, RestartPolicy};
 use elastic_rendezvous::time::Time;
 use elastic_rendezvous::{Command, End, GroupReport, Outcome};
 use elastic_store::StoreError;
@@ -219,13 +219,14 @@ impl Participant {
             return;
         }
         let max = self.setup.spec.max_restarts;
-        if self.restarts < max {
+        if self.restarts < max && !failure.permanent {
             self.restarts += 1;
             let left = max - self.restarts;
             self.seek(now, &format!("{reason}; {left} of {max} restarts are left"), false);
         } else {
             let reason = match max {
                 0 => reason,
+                _ if failure.permanent => format!("{reason}; {PERMANENT}"),
                 max => format!("{reason}; all {max} restarts are used up"),
             };
             let failure = failure.bounded();

@@ -36,10 +36,10 @@ pub(crate) fn judge(evidence: &Evidence) -> Failure {
     // If a signal ended the program by surprise, the program's last line says what it was doing, not what happened.
     let surprised = matches!(exit, Exit::Signal { signal, .. } if *signal != libc::SIGABRT);
     let said = match (told, recorded) {
-        (Some((_, message)), _) => Some(message.clone()),
-        (None, Some(recorded)) => Some(recorded.message.clone()),
-        (None, None) if surprised => None,
-        (None, None) => thrown(&stderr).or_else(|| last_word(&stderr, *exit)),
+        (Some((_, message)), _) if !message.is_empty() => Some(message.clone()),
+        (_, Some(recorded)) => Some(recorded.message.clone()),
+        (_, None) if surprised => None,
+        (_, None) => thrown(&stderr).or_else(|| last_word(&stderr, *exit)),
     };
     let message = match (&said, by) {
         (Some(said), _) => format!("{} ({exit})", first_line(&printable(said))),
@@ -50,12 +50,13 @@ pub(crate) fn judge(evidence: &Evidence) -> Failure {
     };
     let class = match (told, said) {
         (Some((Blame::Peer, _)), _) => FailureClass::Peer,
-        (Some((Blame::Own, _)), _) => FailureClass::Own,
+        (Some((Blame::Own | Blame::Permanent, _)), _) => FailureClass::Own,
         (None, Some(said)) if blames_a_peer(&said) => FailureClass::Peer,
         (None, _) if *asked_to_stop => FailureClass::Signalled,
         (None, _) => FailureClass::Own,
     };
     Failure {
+        permanent: matches!(told, Some((Blame::Permanent, _))),
         exit_code: Some(exit.number()),
         core_dumped: matches!(exit, Exit::Signal { core_dumped: true, .. }),
         killed_by: killed_by.map(Box::new),

@@ -70,6 +70,11 @@ fn the_best_word_wins() {
     assert_eq!(judge(&evidence).traceback.as_deref(), Some("T"));
     evidence.told = Some((Blame::Own, "step 7: loss is NaN".into()));
     assert_eq!(judge(&evidence).message, "step 7: loss is NaN (exit code 3)");
+    assert!(!judge(&evidence).permanent);
+    evidence.told = Some((Blame::Permanent, String::new()));
+    let judged = judge(&evidence);
+    assert_eq!((judged.class, judged.permanent), (FailureClass::Own, true));
+    assert_eq!(judged.message, "ValueError: boom (exit code 3)", "who has no words has others' said");
     assert_eq!(judge(&exited(Exit::Code(3))).message, "exit code 3");
 }
 

@@ -109,6 +109,18 @@ fn a_job_whose_node_is_lost_again_and_again_ends() {
 }
 
 #[test]
+fn a_failure_that_no_restart_can_help_ends_the_job() {
+    for permanent in [false, true] {
+        let mut says = failed("own", "ValueError: boom");
+        says["failure"]["permanent"] = json!(permanent);
+        let scene = Scene::new().node("b", says);
+        let record = round(&scene, &scene.leader().1).unwrap();
+        let ended = (record.state == RoundState::Failed, record.reason.contains("a restart cannot help"));
+        assert_eq!(ended, (permanent, permanent), "{}", record.reason);
+    }
+}
+
+#[test]
 fn a_member_that_is_silent_is_lost_though_its_key_stays() {
     let scene = Scene::new();
     let (mut leader, _) = scene.leader();

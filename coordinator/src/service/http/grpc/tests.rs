@@ -45,6 +45,7 @@ fn failure() -> Failure {
         traceback: Some("t".into()),
         stderr: vec!["one".into(), "two".into()],
         at_start: true,
+        permanent: true,
         at_ms: Some(5),
         host: Some("h".into()),
         node: Some(NodeId::from_text("a:1")),
