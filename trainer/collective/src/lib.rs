@@ -156,12 +156,14 @@ pub enum CollectiveError {
     },
     /// This process may open no more files.
     #[error(
-        "cannot connect with all ranks: {cause} (the limit is {limit}); raise it where this worker is started \
-        (ulimit -n, LimitNOFILE)"
+        "cannot connect with all ranks: {cause} (the limit is {limit}, and {needed} are enough); raise it where this \
+        worker is started (ulimit -n, LimitNOFILE)"
     )]
     Descriptors {
         /// The limit on open files.
         limit: u64,
+        /// One that is high enough.
+        needed: u64,
         /// What the system said.
         cause: String,
     },

@@ -48,6 +48,24 @@ extern "C" __global__ void sum_all(float *sum, const float *numbers, int count)
         sum[0] = total;
 }
 
+// Writes a sum for each block of all numbers' bits, each mixed with its place (see `mix` in trainer/src/random.rs). The
+// sums of all blocks together are the same for any number of blocks, since additions of whole numbers have no order.
+extern "C" __global__ void sum_bits(unsigned long long *sums, const unsigned *numbers, long long count)
+{
+    __shared__ unsigned long long shared[THREADS];
+    unsigned long long total = 0;
+    for (long long place = (long long)blockIdx.x * THREADS + threadIdx.x; place < count;
+         place += (long long)gridDim.x * THREADS) {
+        unsigned long long bits = (unsigned long long)place * 0x9e3779b97f4a7c15ULL + numbers[place];
+        bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ULL;
+        bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebULL;
+        total += bits ^ (bits >> 31);
+    }
+    total = sum_of_block(total, shared);
+    if (threadIdx.x == 0)
+        sums[blockIdx.x] = total;
+}
+
 // Writes a sum of squares for each block; together they give the square of the Euclidean norm. It is computed in f64,
 // where the square of every f32 is exact and finite.
 extern "C" __global__ void sum_squares(double *sums, const float *numbers, long long count)

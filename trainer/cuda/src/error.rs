@@ -1,5 +1,7 @@
 //! Why a GPU cannot be used, in words for the user who asked for it.
 
+use std::time::Duration;
+
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 
@@ -31,6 +33,17 @@ pub enum CudaError {
         gpu: usize,
         /// What was asked for.
         bytes: usize,
+    },
+    /// It does not end its work.
+    #[error(
+        "GPU {gpu} has not ended its work for {:.1} s: search for Xids (dmesg, nvidia-smi -q) and reset it; if it is only \
+        slow, lower --micro-batch, or raise --peer-timeout", waited.as_secs_f64()
+    )]
+    Hangs {
+        /// Its number.
+        gpu: usize,
+        /// How long it was waited for.
+        waited: Duration,
     },
     /// The driver, or cuBLASLt, reports an error.
     #[error("GPU {gpu} failed to {doing}: {cause}")]

@@ -3,9 +3,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as PROCESSORS;
-use cudarc::driver::sys::CUresult;
+use cudarc::driver::sys::{CUevent_flags, CUresult, cuStreamQuery};
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
     DriverError, ValidAsZeroBits,
@@ -17,6 +18,12 @@ use crate::kernels::loaded::Kernels;
 use crate::kernels::number::Bf16;
 use crate::libraries::{self, compiler::Compiler, surroundings::Surroundings};
 use crate::products::cublaslt::CublasLt;
+
+/// Most work is done so soon that a thread which waits for it only lets others run meanwhile. Later it sleeps.
+const SOON: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_micros(50);
+/// How long a wait may take, unless the caller says otherwise.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A GPU that is ready to compute.
 #[derive(Debug)]
@@ -37,6 +44,7 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     allocations: AtomicU64,
     capturing: AtomicBool,
+    patience: Duration,
     pub(super) warned_of_pageable: AtomicBool,
     pub(super) kernels: Kernels,
 }
@@ -101,6 +109,7 @@ impl Gpu {
             stream,
             allocations: AtomicU64::default(),
             capturing: AtomicBool::default(),
+            patience: PATIENCE,
             warned_of_pageable: AtomicBool::default(),
             kernels,
         })
@@ -109,6 +118,11 @@ impl Gpu {
     /// The same GPU, with products of this precision. Without this call they are of f32.
     pub fn multiplying_in(self, precision: Precision) -> Gpu {
         Gpu { precision, ..self }
+    }
+
+    /// The same GPU, which hangs where a wait for it takes longer than this.
+    pub fn patient_for(self, patience: Duration) -> Gpu {
+        Gpu { patience, ..self }
     }
 
     /// The precision of products.
@@ -182,6 +196,8 @@ impl Gpu {
     /// Copies numbers from the GPU, once all work launched before is done.
     pub fn download<T: DeviceRepr>(&self, from: &CudaView<'_, T>, to: &mut [T]) -> Result<(), CudaError> {
         assert_eq!(from.len(), to.len(), "what is copied and the room for it");
+        // The driver would wait without a limit.
+        self.wait()?;
         self.stream.memcpy_dtoh(from, to).map_err(self.failed("copy numbers to the host"))?;
         self.stream.synchronize().map_err(self.failed("compute"))
     }
@@ -203,12 +219,36 @@ impl Gpu {
 
     /// Waits until all work launched before is done, except NCCL's, which has a stream of its own.
     pub fn wait(&self) -> Result<(), CudaError> {
-        self.stream.synchronize().map_err(self.failed("compute"))
+        self.stream.context().bind_to_thread().map_err(self.failed("compute"))?;
+        // SAFETY: the stream lives as long as this.
+        self.look(|| match unsafe { cuStreamQuery(self.stream.cu_stream()) }.result() {
+            Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            result => result.map(|()| true),
+        })
+    }
+
+    /// Looks again and again whether work is done.
+    fn look(&self, is_done: impl Fn() -> Result<bool, DriverError>) -> Result<(), CudaError> {
+        let begun = Instant::now();
+        while !is_done().map_err(self.failed("compute"))? {
+            if begun.elapsed() >= self.patience {
+                return Err(CudaError::Hangs { gpu: self.number, waited: begun.elapsed() });
+            }
+            pause(begun);
+        }
+        Ok(())
     }
 
     /// A mark that is not set yet.
     pub fn mark(&self) -> Result<Mark, CudaError> {
         self.stream.context().new_event(None).map(Mark).map_err(self.failed("create an event"))
+    }
+
+    /// Marks for the ends of pieces of work. (By their flag the driver's double tells them from other marks.)
+    pub fn marks_of_ends(&self) -> Result<[Mark; 2], CudaError> {
+        let flag = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+        let mark = || self.stream.context().new_event(flag).map(Mark).map_err(self.failed("create an event"));
+        Ok([mark()?, mark()?])
     }
 
     /// Sets a mark behind all work launched so far.
@@ -218,7 +258,7 @@ impl Gpu {
 
     /// Waits until all work launched before the mark was last set is done.
     pub fn wait_for(&self, mark: &Mark) -> Result<(), CudaError> {
-        mark.0.synchronize().map_err(self.failed("compute"))
+        self.look(|| mark.0.try_is_complete())
     }
 
     /// How often memory was allocated so far.
@@ -244,6 +284,11 @@ impl Gpu {
         let number = self.number;
         move |error| CudaError::failed(number, doing, error)
     }
+}
+
+/// Between two looks at work that was begun then.
+pub(crate) fn pause(begun: Instant) {
+    if begun.elapsed() < SOON { std::thread::yield_now() } else { std::thread::sleep(PAUSE) }
 }
 
 /// An event in a GPU's stream: a wait for it does not include the work launched after it.

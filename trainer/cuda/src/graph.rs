@@ -84,7 +84,7 @@ impl Graphs {
     fn forget(&mut self, gpu: &Gpu) -> Result<(), CudaError> {
         if !self.captured.is_empty() {
             // A graph may be running.
-            gpu.stream().synchronize().map_err(gpu.failed("compute"))?;
+            gpu.wait()?;
         }
         self.captured.clear();
         self.warm.clear();

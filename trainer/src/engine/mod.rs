@@ -1,8 +1,9 @@
 //! What computes a step, on CPUs or a GPU, and has its gradient summed over the ranks.
 //!
 //! The loop keeps a [`State`]. An engine may work on a copy of its own, which it takes when the loop has another one
-//! from elsewhere, and gives back when the numbers are needed at once: for a newcomer, at the end. Snapshots may be
-//! taken of that copy, while steps continue. The loop's state always holds how many steps are done.
+//! from elsewhere, and gives back when the numbers are needed at once: for a newcomer, at the end. Meanwhile the loop's
+//! state may have no numbers; it always holds how many steps are done. Snapshots may be taken of the engine's copy,
+//! while steps continue.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -76,13 +77,12 @@ pub(crate) trait Engine<M: Model> {
     /// Does the step whose gradient was summed. One that is not finite changes nothing.
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError>;
 
-    /// Brings the numbers of the loop's state up to its step.
+    /// Brings the numbers of the loop's state up to its step. Afterwards it has room for all.
     fn give(&mut self, state: &mut State) -> Result<(), EngineError>;
 
-    /// Whether the loop's state has the numbers of its step at all times, so that [`give`](Self::give) takes no time.
-    fn is_in_place(&self) -> bool {
-        true
-    }
+    /// A checksum of the numbers that the engine holds, which are the loop's where it has no copy of its own. Engines of
+    /// one kind have the same for the same bits.
+    fn checksum(&mut self, state: &State) -> Result<u64, EngineError>;
 
     /// Begins a copy of the state's numbers that steps to come do not change. None where those of the loop's state will
     /// do: they are brought up to its step, and do not change until it is [advanced](Self::advance).

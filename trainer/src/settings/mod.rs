@@ -128,7 +128,8 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
     /// Give up on a peer that keeps a step waiting for this long. After the loss of a peer, also give up on a next
-    /// round that does not begin to form within this time
+    /// round that does not begin to form within this time. A GPU that does not end a piece of a step in 20 times as long
+    /// hangs
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = patience)]
     pub peer_timeout: Duration,
     /// Give up on a round whose workers have not all appeared after this long

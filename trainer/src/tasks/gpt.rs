@@ -73,7 +73,7 @@ pub enum Preset {
 
 /// The flags ask for a network that is impossible.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot build this GPT: {0}; choose another --width or --heads")]
+#[error("cannot build this GPT: {0}; change --layers, --width, --heads, --context or --vocabulary")]
 pub struct SizeError(String);
 
 /// The corpus, and a network for it.

@@ -225,12 +225,18 @@ impl TrainError {
         TrainError::NotFinite { step, tensor: State::name_at(tensors, number) }
     }
 
-    /// Whether the process has to end: NCCL keeps a thread of it, and the GPU. Such a program says why and ends at
+    /// Whether the process has to end: NCCL keeps a thread of it, or the GPU hangs. Such a program says why and ends at
     /// once, by `_exit`: `std::process::exit` and a return from `main` run the ends of libraries, which would wait for
     /// that thread for ever. See [`Elastic::run`](crate::Elastic::run).
     pub fn is_stuck(&self) -> bool {
-        let (TrainError::Collective(cause) | TrainError::GivenUp { cause, .. }) = self else { return false };
-        matches!(cause, CollectiveError::Stuck { .. })
+        match self {
+            TrainError::Collective(cause) | TrainError::GivenUp { cause, .. } => {
+                matches!(cause, CollectiveError::Stuck { .. })
+            }
+            #[cfg(feature = "cuda")]
+            TrainError::Cuda(error) => matches!(error, CudaError::Hangs { .. }),
+            _ => false,
+        }
     }
 
     /// Whether the state is worth nothing after it, or cannot be had from the GPU any more.

@@ -89,11 +89,7 @@ impl<'a, M: Model> Held<'a, M> {
         }
         let rank = group.rank() as usize;
         let holder = holds[rank];
-        if holder {
-            self.give()?;
-        }
-        let checksum = |state: &State| u64::from(crc32c::crc32c(bytemuck::cast_slice(&state.flat)));
-        let own = if holder { checksum(&self.state) } else { 0 };
+        let own = if holder { self.engine.checksum(&self.state)? } else { 0 };
         // A round of 0 ranks: no rank here did the step; it was loaded.
         let done = self.last.unwrap_or(LastStep { round: 0, world_size: 0, loss: 0.0 });
         let told = [own, done.round, u64::from(done.world_size), u64::from(done.loss.to_bits())];
@@ -127,14 +123,15 @@ impl<'a, M: Model> Held<'a, M> {
         };
         // Until all of it is here, this rank holds no state.
         self.holding = if holder { Holding::Reached } else { Holding::Nothing };
+        self.give()?;
         group.spread(holds, bytemuck::cast_slice_mut(&mut self.state.flat))?;
-        if checksum(&self.state) != sum {
-            return Err(TrainError::Damaged { step });
-        }
-        self.state.step = step;
         if !holder {
             self.engine.take(&self.state)?;
         }
+        if self.engine.checksum(&self.state)? != sum {
+            return Err(TrainError::Damaged { step });
+        }
+        self.state.step = step;
         self.holding = Holding::Reached;
         let done = LastStep { round, world_size: world_size as u32, loss: f32::from_bits(loss as u32) };
         self.last = Some(done).filter(|done| done.world_size > 0);

@@ -60,6 +60,8 @@ enum Agreed {
 impl<M: Model> Trainer<'_, M> {
     /// No rank holds a state: all take the checkpoint's, or the first one.
     pub(super) fn begin(&mut self, group: &mut Group) -> Result<(), TrainError> {
+        // What this rank may hold is of no use, but its room is.
+        self.held.give()?;
         if !self.load(group)? {
             let first = self.run.model.init(self.run.settings.seed);
             let (made, parameters) = (first.len(), self.run.model.parameters());

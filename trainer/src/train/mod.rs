@@ -225,12 +225,13 @@ impl<'a, M: Model> Trainer<'a, M> {
             let Some(Reduced { loss, votes }) = self.reduce(group, &nodes)? else { return Ok(None) };
             let loss = self.advance(&rate, loss)?;
             // All ranks learn of a drain in the same step. Rank 0 saves then; it will save again if more steps follow.
-            if votes & (DRAIN | LEAVE) != 0 && !std::mem::replace(&mut drain_known, true) {
+            let drains = votes & (DRAIN | LEAVE) != 0 && !std::mem::replace(&mut drain_known, true);
+            if drains {
                 self.membership.draining = true;
                 self.keeper.save_soon();
             }
             self.keeper.hear_share_votes(votes, self.held.state.step)?;
-            if votes & COMPARE != 0 {
+            if drains || votes & COMPARE != 0 {
                 self.share(group, self.held.state.step, &vec![true; world_size as usize])?;
             }
             if rank == 0 && progress.is_due() {
@@ -250,7 +251,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let Trainer { run, held, keeper, membership, .. } = self;
         let mut copying = keeper.begin_copy(run, &membership.config, held)?;
         let mut known = keeper.share_vote(run, membership.leads(), held.state.step);
-        known |= if is_to_compare(run, membership, held) { COMPARE } else { 0 };
+        known |= if is_to_compare(run, membership, held.state.step) { COMPARE } else { 0 };
         known |= if membership.draining { DRAIN } else { 0 };
         let after = held.state.step + 1;
         let interruption = Interruption::new(membership.stop, membership.config.round);
@@ -395,10 +396,10 @@ fn job_of(settings: &Settings, environment: &Environment, job: &str) -> String {
     owner.unwrap_or_else(|| job.to_owned())
 }
 
-/// Whether this rank asks all ranks to compare their states after the next step. Rank 0 does so before it saves that
-/// state. On a GPU each comparison would wait for a download, so there states are compared only when a round begins.
-fn is_to_compare<M: Model>(run: &Run<'_, M>, membership: &Membership<'_>, held: &Held<'_, M>) -> bool {
-    let next = held.state.step + 1;
+/// Whether this rank asks all ranks to compare their states after the step that follows `done` steps. Rank 0 does so
+/// before it saves that state.
+fn is_to_compare<M: Model>(run: &Run<'_, M>, membership: &Membership<'_>, done: u64) -> bool {
+    let next = done + 1;
     let saves = next == run.schedule.total_steps() || next.is_multiple_of(run.settings.checkpoint_every.get());
-    membership.leads() && held.engine.is_in_place() && saves
+    membership.leads() && saves
 }

@@ -27,6 +27,10 @@ impl<'a, M: Model> Ready<'a, M> {
     ) -> Result<Ready<'a, M>, TrainError> {
         settings.beyond().map_or(Ok(()), |said| Err(TrainError::Beyond(said)))?;
         check(model, data).map_err(TrainError::Unusable)?;
+        let (samples, epochs) = (data.samples(), settings.epochs.get());
+        if samples.div_ceil(settings.batch.get()).checked_mul(epochs).is_none() {
+            return Err(TrainError::Beyond(format!("--epochs {epochs} of {samples} samples are too many steps")));
+        }
         let (device, precision) = (settings.device, settings.precision);
         let engine = engine::choose(settings, environment, model).map_err(|cause| TrainError::Device {
             device,

@@ -245,6 +245,27 @@ fn a_worker_that_is_to_renew_never_revokes() {
     }
 }
 
+#[test]
+fn replicas_on_gpus_are_compared_before_each_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = |name: &str| {
+        format!("{} --checkpoint-every 3 --checkpoint-dir {}", with_nccl(SHORT), folder.path().join(name).display())
+    };
+    // Given a rank that gets a wrong bit of the second step's sum
+    let wrong: Variables<'_> = &[("FAKE_NCCL_FLIP", "ncclGroupEnd#4")];
+    // When others are right, then it takes their state before that of step 3 is saved
+    let (printed_by_first, logs) = all_end(start(&flags("three"), &[PLAIN, wrong, PLAIN]));
+    let differ = "these ranks differ from most after step 3, and take the majority's state: 1 (";
+    assert!(logs[..2].iter().all(|logged| logged.contains(differ)) && !logs[2].contains(differ), "{logs:#?}");
+    assert_eq!(checksum(&printed_by_first), checksum(&printed(&format!("{SHORT} --device cuda:0"), "")));
+    // And when no one knows who is right, then nothing is saved
+    for (well, _, logged) in start(&flags("two"), &[PLAIN, wrong]).into_iter().map(Worker::end) {
+        assert!(!well && logged.contains("hold different states after step 3, and no majority agrees"), "{logged}");
+    }
+    let saved = fs::read_dir(folder.path().join("two")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(saved.filter(|name| name.to_string_lossy().starts_with("step-")).count(), 0);
+}
+
 /// A run long enough to be disturbed.
 const LONGER: &str = "digits --epochs 12 --hidden 8 --batch 200 --shards 3 --peer-timeout 4";
 

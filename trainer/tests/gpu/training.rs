@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use elastic_cuda::Surroundings;
 use elastic_trainer::Environment;
@@ -15,7 +15,7 @@ use crate::double::{cache, cublaslt, driver, folders, prefix};
 use crate::library::is_installed;
 use crate::nccl::{self, all_end, start};
 pub(crate) use crate::worker::checksum;
-use crate::worker::{Worker, environment, free_port, places};
+use crate::worker::{Worker, environment, free_port, last_step, places, trace, wait_for};
 
 /// Flags for a short run. A few steps are enough, since each uses everything.
 pub(crate) const SHORT: &str = "digits --epochs 1 --hidden 32,16 --batch 300 --shards 6 --clip 0.5 --micro-batch 30";
@@ -260,6 +260,53 @@ fn a_gpu_that_fails_ends_the_run_with_one_message() {
         let error = refused(&flags, launch);
         assert!(error.contains("GPU 0 failed to") && error.contains("an illegal memory access"), "{error}");
     }
+}
+
+#[test]
+fn a_gpu_that_hangs_is_given_up_and_named() {
+    let flags = format!("{SHORT} --device cuda --peer-timeout 0.1");
+    for launch in ["hang=1", "hang=100", "hang=701"] {
+        let (well, _, logged) = nccl::Worker::start(&flags, (0, 1), free_port(), &[("FAKE_CUDA", launch)]).end();
+        let said = "ERROR GPU 0 has not ended its work for 2.0 s: search for Xids";
+        assert!(!well && logged.contains(said) && logged.matches("ERROR").count() == 1, "{launch}: {logged}");
+    }
+}
+
+#[test]
+fn a_step_that_is_longer_than_the_time_to_quiesce_is_given_up_on_a_gpu_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace");
+    let flags = "digits --epochs 1 --hidden 512,512 --batch 700 --shards 1 --micro-batch 1 --device cuda:0";
+    let cuda = Surroundings { folders: vec![driver(), cublaslt()], prefixes: vec![prefix()], cache: Some(cache()) };
+    let place = Environment { cuda, ..places(1, 1)[0].clone() };
+    let flags = format!("{flags} --trace {}", path.display());
+    let (agent, _worker) = start_member(folder.path(), &flags, place, None);
+    wait_for("the first step", || (!trace(&path).is_empty()).then_some(()));
+    let (time, asked) = (Duration::from_secs(4), Instant::now());
+    agent.forming(2, time);
+    assert_eq!(agent.quiesced(2), 0);
+    assert!(asked.elapsed() < time, "{:?}", asked.elapsed());
+}
+
+/// The memory that a worker on a GPU holds after some steps, in bytes; the double's GPU's is a part of it.
+fn resident(hidden: usize) -> u64 {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace");
+    let flags = format!("digits --epochs 9 --hidden {hidden} --batch 1 --shards 1 --device cuda:0");
+    let worker = nccl::Worker::start(&format!("{flags} --trace {}", path.display()), (0, 1), free_port(), &[]);
+    wait_for("two steps", || last_step(&path, "step").filter(|step| *step > 1));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", worker.child.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    1024 * line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+}
+
+#[test]
+fn a_worker_on_a_gpu_holds_no_state_on_the_host() {
+    let (width, inputs, outputs) = (50_000, 64, 10);
+    let parameters = (inputs + 1) * width + (width + 1) * outputs;
+    let held = resident(width).saturating_sub(resident(8)) as f64 / (4 * parameters) as f64;
+    // Of each parameter the GPU holds three numbers, a gradient and a sum of gradients.
+    assert!(held < 7.0, "{held:.1} numbers for each parameter");
 }
 
 #[test]

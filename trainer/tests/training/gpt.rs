@@ -5,11 +5,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use clap::Parser;
+use elastic_trainer::Elastic;
 use elastic_trainer::tasks::gpt;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::agent::{start_group, start_member};
-use crate::worker::{checksum, last_step, places, trace, train};
+use crate::worker::{checksum, environment, last_step, places, trace, train};
 
 /// A network that takes one or two milliseconds a step.
 const SMALL: &str =
@@ -94,6 +95,24 @@ fn a_network_that_cannot_be_is_refused() {
     let error = gpt::Task::new(&flags).unwrap_err().to_string();
     assert!(error.contains("a width of 10 is not divisible by 4 heads") && error.contains("--heads"), "{error}");
     assert!(Arguments::try_parse_from(["gpt", "--vocabulary", "3"]).is_err());
+    for flags in
+        [["gpt", "--layers", "5000"], ["gpt", "--width", "4611686018427387904"], ["gpt", "--context", "1048577"]]
+    {
+        let error = gpt::Task::new(&Arguments::parse_from(flags).flags).unwrap_err().to_string();
+        assert!(error.contains(&format!("{} is {}, not 1 to ", flags[1], flags[2])), "{error}");
+    }
+    let flags =
+        Arguments::parse_from(["gpt", "--windows", "18446744073709551615", "--batch", "1", "--device", "cpu"]).flags;
+    let elastic = Elastic::new(flags.settings.clone(), environment(0, 1, 0, 0));
+    let error = gpt::Task::new(&flags).unwrap().train(elastic).unwrap_err().to_string();
+    assert!(error.contains("--epochs 4 of 18446744073709551615 samples are too many steps"), "{error}");
+}
+
+#[test]
+fn a_result_that_is_not_to_be_judged_is_not() {
+    let flags = Arguments::parse_from(["gpt", "--size", "gpt2", "--held-out", "0"]).flags;
+    // Without any parameters
+    assert_eq!(gpt::Task::new(&flags).unwrap().judge(&[]), "the result is not judged (--held-out 0)");
 }
 
 #[test]

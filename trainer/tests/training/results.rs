@@ -25,6 +25,13 @@ fn the_digits_are_learned() {
 }
 
 #[test]
+fn layers_wider_than_any_machine_holds_are_refused() {
+    for (width, fits) in [("65536", true), ("65537", false), ("18446744073709551616", false), ("0", false)] {
+        assert_eq!(NoFlags::try_parse_from(["test", "--hidden", width]).is_ok(), fits, "{width}");
+    }
+}
+
+#[test]
 fn every_world_size_gives_the_same_bits() {
     let flags = "--epochs 3 --hidden 32,16 --shards 8";
     let alone = train(flags, 1, 0);

@@ -10,10 +10,15 @@ use crate::CollectiveError;
 /// Descriptors beside the connections: files, libraries, the agent's socket, visitors.
 const OTHERS: u64 = 256;
 
+/// The limit that so many ranks need.
+fn needed(world_size: u32) -> u64 {
+    u64::from(world_size) + OTHERS
+}
+
 /// Raises the limit, as far as the system allows, to what so many ranks need.
 pub(super) fn raise(world_size: u32) {
     let limit = getrlimit(Resource::Nofile);
-    let Some(wanted) = raised(limit, u64::from(world_size) + OTHERS) else { return };
+    let Some(wanted) = raised(limit, needed(world_size)) else { return };
     if let Err(error) = setrlimit(Resource::Nofile, wanted) {
         debug!(%error, "cannot raise the limit on open files");
     }
@@ -26,14 +31,14 @@ fn raised(limit: Rlimit, needed: u64) -> Option<Rlimit> {
     (wanted > current).then_some(Rlimit { current: Some(wanted), maximum })
 }
 
-/// The error where there are too few descriptors.
-pub(super) fn descriptors(cause: &io::Error) -> Option<CollectiveError> {
+/// The error where there are too few descriptors for so many ranks.
+pub(super) fn descriptors(cause: &io::Error, world_size: u32) -> Option<CollectiveError> {
     let too_few = matches!(
         cause.raw_os_error().map(rustix::io::Errno::from_raw_os_error),
         Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
     );
-    let limit = getrlimit(Resource::Nofile).current;
-    too_few.then(|| CollectiveError::Descriptors { limit: limit.unwrap_or(u64::MAX), cause: cause.to_string() })
+    let (limit, needed) = (getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX), needed(world_size));
+    too_few.then(|| CollectiveError::Descriptors { limit, needed, cause: cause.to_string() })
 }
 
 #[cfg(test)]

@@ -160,7 +160,7 @@ impl Bootstrap<'_> {
             if missing.is_empty() {
                 return Ok(());
             }
-            while let Some((visitor, address)) = accepted(listener)? {
+            while let Some((visitor, address)) = self.accepted(listener)? {
                 debug!(%address, "a peer connects");
                 // There is room for every peer and 16 others. Then the connection that was silent longest is closed.
                 if visitors.len() > links.len() + 16 {
@@ -201,6 +201,15 @@ impl Bootstrap<'_> {
         }
     }
 
+    /// The next connection, if there is one. Too few descriptors are an error: with one more in the queue, a wait for
+    /// the listener would return at once, again and again.
+    fn accepted(&self, listener: &TcpListener) -> Result<Option<(TcpStream, SocketAddr)>, CollectiveError> {
+        match listener.accept() {
+            Ok(accepted) => Ok(Some(accepted)),
+            Err(error) => limits::descriptors(&error, self.config.world_size).map_or(Ok(None), Err),
+        }
+    }
+
     /// The rank of the peer that sends this hello, or why it is refused.
     fn judge(&self, hello: &Hello, expected: &Range<usize>, links: &[Option<TcpStream>]) -> Result<usize, String> {
         let GroupConfig { job, round, rank, world_size, settings, .. } = self.config;
@@ -234,9 +243,11 @@ impl Bootstrap<'_> {
             let result = address().and_then(|address| {
                 let link = TcpStream::connect_timeout(&address, CONNECT_TIME.min(self.left().max(GLANCE)));
                 let link = link.and_then(|link| prepare(&link).map(|()| link));
-                link.map(|link| (address, link)).map_err(|cause| match limits::descriptors(&cause) {
-                    Some(error) => error,
-                    None => CollectiveError::Address { address: address.to_string(), cause: cause.to_string() },
+                link.map(|link| (address, link)).map_err(|cause| {
+                    match limits::descriptors(&cause, self.config.world_size) {
+                        Some(error) => error,
+                        None => CollectiveError::Address { address: address.to_string(), cause: cause.to_string() },
+                    }
                 })
             });
             let error = match result {
@@ -369,15 +380,6 @@ impl Message {
                 Err(error) => return Err(error),
             }
         }
-    }
-}
-
-/// The next connection, if there is one. Too few descriptors are an error: with one more in the queue, a wait for the
-/// listener would return at once, again and again.
-fn accepted(listener: &TcpListener) -> Result<Option<(TcpStream, SocketAddr)>, CollectiveError> {
-    match listener.accept() {
-        Ok(accepted) => Ok(Some(accepted)),
-        Err(error) => limits::descriptors(&error).map_or(Ok(None), Err),
     }
 }
 

@@ -61,6 +61,13 @@ impl Fault {
         Ok(())
     }
 
+    /// Flips a bit of what arrives, if this call must.
+    pub(crate) fn flip(&self, received: &mut [Vec<u8>]) {
+        if self.asked("FAKE_NCCL_FLIP") {
+            received[0][2] ^= 0x40;
+        }
+    }
+
     /// Blocks for ever, or fails with a code, if this call must.
     fn enter(&self) -> Result<(), c_int> {
         while self.asked("FAKE_NCCL_BLOCK") {

@@ -31,6 +31,7 @@
 //! FAKE_NCCL_LATE=ncclGroupEnd#8:6     these fail with this code when all their bytes are where they were to go, so
 //!                                     that the other ranks have finished them
 //! FAKE_NCCL_HANG=ncclGroupEnd#57      of this function the 57th call of the process alone; so with FAKE_NCCL_FAIL too
+//! FAKE_NCCL_FLIP=ncclGroupEnd#4       a bit of what arrives in these is flipped
 //! FAKE_NCCL_WRONG_ID=1                an id that the ranks are to meet under is another one here
 //! FAKE_NCCL_DEATHS=seen               a peer's death is an asynchronous error instead of a hang: one that a revoke
 //!                                     does not clear, and that fails a shrink

@@ -46,7 +46,8 @@ fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Tran
         let seen = std::env::var("FAKE_NCCL_DEATHS").is_ok_and(|what| what == "seen");
         let received = fault.hang(&shared.cancel).ok().and_then(|()| mesh.exchange(out(), &into, &shared.cancel, seen));
         match received.filter(|_| !shared.cancel.load(Ordering::SeqCst)) {
-            Some(received) => {
+            Some(mut received) => {
+                fault.flip(&mut received);
                 place(received);
                 if let Some(code) = fault.late() {
                     shared.result.store(code, Ordering::SeqCst);

@@ -5,7 +5,9 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchArgs, LaunchConfig, PushKernelArg};
+use cudarc::driver::{
+    CudaSlice, CudaView, CudaViewMut, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg, ValidAsZeroBits,
+};
 
 use crate::gpu::{Buffer, Gpu};
 use crate::{CudaError, Number};
@@ -14,8 +16,8 @@ use crate::{CudaError, Number};
 pub(crate) const THREADS: usize = 256;
 /// Threads for a row of scores in bf16, as in `loss.cu`.
 const THREADS_OF_A_ROW: usize = 1024;
-/// The most blocks that sum squares. The order of the sum depends on this number, so it is the same on all GPUs.
-const SQUARE_BLOCKS: usize = 256;
+/// The most blocks that sum squares, or bits. The order of a sum of squares depends on it, so it is the same on all GPUs.
+const SUM_BLOCKS: usize = 256;
 
 impl Gpu {
     /// Launches a kernel. An error names what it was `doing`.
@@ -69,16 +71,32 @@ impl Gpu {
 
     /// The Euclidean norm, once all work is done. `room` is kept from call to call.
     pub fn norm(&self, numbers: &CudaView<'_, f32>, room: &mut Buffer<f64>) -> Result<f64, CudaError> {
-        let blocks = numbers.len().div_ceil(THREADS).clamp(1, SQUARE_BLOCKS);
-        let mut sums = room.fit(self, blocks)?;
+        Ok(self.sums("sum_squares", numbers, room)?.iter().sum::<f64>().sqrt())
+    }
+
+    /// A checksum, once all work is done: the same for the same bits in the same places. `room` is kept from call to
+    /// call.
+    pub fn checksum(&self, numbers: &CudaView<'_, f32>, room: &mut Buffer<u64>) -> Result<u64, CudaError> {
+        Ok(self.sums("sum_bits", numbers, room)?.into_iter().fold(0, u64::wrapping_add))
+    }
+
+    /// What each block of a kernel makes of its part of the numbers.
+    fn sums<T: DeviceRepr + ValidAsZeroBits + Clone + Default>(
+        &self,
+        kernel: &str,
+        numbers: &CudaView<'_, f32>,
+        room: &mut Buffer<T>,
+    ) -> Result<Vec<T>, CudaError> {
+        let blocks = numbers.len().div_ceil(THREADS).clamp(1, SUM_BLOCKS);
+        let mut room = room.fit(self, blocks)?;
         let count = numbers.len() as i64;
-        let mut launch = self.launch("sum_squares");
-        launch.arg(&mut sums).arg(numbers).arg(&count);
-        // SAFETY: the arguments are the kernel's; there is a number for each block.
-        unsafe { self.run(launch, for_each(blocks * THREADS), "take a norm") }?;
-        let mut squares = vec![0.0; blocks];
-        self.download(&sums.as_view(), &mut squares)?;
-        Ok(squares.iter().sum::<f64>().sqrt())
+        let mut launch = self.launch(kernel);
+        launch.arg(&mut room).arg(numbers).arg(&count);
+        // SAFETY: the arguments are the kernel's; there is a number of its kind for each block.
+        unsafe { self.run(launch, for_each(blocks * THREADS), "take a norm or a checksum") }?;
+        let mut sums = vec![T::default(); blocks];
+        self.download(&room.as_view(), &mut sums)?;
+        Ok(sums)
     }
 
     /// Turns rows of `scores` into the derivatives of their losses, and writes these. A row for each of `labels`, which

@@ -33,7 +33,7 @@ pub const SOURCES: [Source; 7] = [
         ["fours.cu", "bf16.cu"],
         ["product", "product_bf16", "product_bf16_to_f32", "follow", "round_to_bf16"]
     ),
-    source!("sums.cu", [], ["add", "sum_rows", "sum_all", "sum_squares"]),
+    source!("sums.cu", [], ["add", "sum_rows", "sum_all", "sum_bits", "sum_squares"]),
     source!("loss.cu", ["fours.cu", "bf16.cu"], ["cross_entropy", "cross_entropy_bf16"]),
     source!("adamw.cu", ["fours.cu"], ["adamw"]),
     source!(

@@ -15,12 +15,10 @@ use std::time::{Duration, Instant};
 use super::library::{Config, Functions, IN_PROGRESS, Library, RawComm, RawStream, SUCCESS, UniqueId};
 use super::ordered::{Moves, Steps};
 use super::{Device, Span};
+use crate::gpu::pause;
 
 /// How long it may take until the stream of a revoked communicator is empty.
 const CALM_TIME: Duration = Duration::from_secs(5);
-/// Polls without a pause: most operations on one host are done by then.
-const EAGER_LOOKS: u32 = 1000;
-const PAUSE: Duration = Duration::from_micros(100);
 
 /// Why a call has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -224,10 +222,10 @@ impl Handle {
         let (function, code) = self.enqueue(comm, operation);
         self.settle(function, comm, code, deadline)?;
         self.device.mark().map_err(Failure::Device)?;
-        let mut looks = 0;
+        let begun = Instant::now();
         while !self.device.is_done().map_err(Failure::Device)? {
             match self.state_of(comm)? {
-                SUCCESS | IN_PROGRESS => self.pause(&mut looks, deadline)?,
+                SUCCESS | IN_PROGRESS => self.pause(begun, deadline)?,
                 code => self.check(function, code)?,
             }
         }
@@ -269,7 +267,7 @@ impl Handle {
     /// Ends the operation under way and waits until the stream is empty. A communicator that can be revoked can shrink
     /// afterwards; any other is gone.
     pub(super) fn calm(&mut self) -> Remains {
-        let deadline = Instant::now() + CALM_TIME;
+        let begun = Instant::now();
         self.interrupted.store(false, Ordering::Relaxed);
         // A revoke frees the device at once. NCCL's threads end later, and only a shrink needs to wait for that.
         if self.comm.is_some() && (!self.is_sound() || self.revoke().is_err()) {
@@ -277,9 +275,8 @@ impl Handle {
         }
         // The operation may be on the stream without a mark after it. A device that fails does no more work.
         let marked = self.device.mark().is_ok();
-        let mut looks = 0;
         while marked && !self.device.is_done().unwrap_or(true) {
-            if self.pause(&mut looks, deadline).is_err() {
+            if self.pause(begun, begun + CALM_TIME).is_err() {
                 self.retire();
                 return Remains::Busy;
             }
@@ -330,11 +327,11 @@ impl Handle {
 
     /// Waits until `function`, which returned `code`, is no longer in progress on `comm`.
     fn settle(&self, function: &'static str, comm: RawComm, code: c_int, deadline: Instant) -> Result<(), Failure> {
-        let (mut code, mut looks) = (code, 0);
+        let (mut code, begun) = (code, Instant::now());
         while code == IN_PROGRESS {
             code = self.state_of(comm)?;
             if code == IN_PROGRESS {
-                self.pause(&mut looks, deadline)?;
+                self.pause(begun, deadline)?;
             }
         }
         self.check(function, code)
@@ -348,19 +345,14 @@ impl Handle {
     }
 
     /// Pauses between two polls. Fails if the flag is raised or the time is over.
-    fn pause(&self, looks: &mut u32, deadline: Instant) -> Result<(), Failure> {
+    fn pause(&self, begun: Instant, deadline: Instant) -> Result<(), Failure> {
         if self.interrupted.load(Ordering::Relaxed) {
             return Err(Failure::Interrupted);
         }
         if Instant::now() >= deadline {
             return Err(Failure::Late);
         }
-        *looks += 1;
-        if *looks < EAGER_LOOKS {
-            std::thread::yield_now()
-        } else {
-            std::thread::sleep(PAUSE)
-        }
+        pause(begun);
         Ok(())
     }
 

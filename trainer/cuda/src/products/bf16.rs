@@ -51,28 +51,19 @@ impl Gpu {
             Epilogue::Gelu { bias, inputs } => Then::Gelu { bias: address(bias), inputs: address(&inputs.as_view()) },
             Epilogue::GeluSlope(inputs) => Then::GeluSlope { inputs: address(inputs) },
         };
-        match &epilogue {
-            Epilogue::Bias(bias) | Epilogue::Gelu { bias, .. } => assert_eq!(bias.len(), columns, "a bias each"),
-            Epilogue::Plain | Epilogue::GeluSlope(_) => {}
-        }
-        match &epilogue {
-            Epilogue::Gelu { inputs, .. } => assert_eq!(inputs.len(), rows * columns, "room for GELU's inputs"),
-            Epilogue::GeluSlope(inputs) => assert_eq!(inputs.len(), rows * columns, "GELU's inputs"),
-            Epilogue::Plain | Epilogue::Bias(_) => {}
-        }
+        let (biases, inputs) = match &epilogue {
+            Epilogue::Plain => (columns, rows * columns),
+            Epilogue::Bias(bias) => (bias.len(), rows * columns),
+            Epilogue::Gelu { bias, inputs } => (bias.len(), inputs.len()),
+            Epilogue::GeluSlope(inputs) => (columns, inputs.len()),
+        };
+        assert_eq!((biases, inputs), (columns, rows * columns), "a bias for each column, and all of GELU's inputs");
         if self.multiplied(&wanted)? {
             return Ok(());
         }
         let alone = wanted.then == Then::Nothing || !self.multiplied(&Wanted { then: Then::Nothing, ..wanted })?;
         if alone {
-            let mut launch = self.launch("product_bf16");
-            let (size, adds) = ([rows, columns, left.columns].map(whole), 0i32);
-            launch.arg(&mut *out).arg(&left.data).arg(&left.strides.0).arg(&left.strides.1);
-            launch.arg(&right.data).arg(&right.strides.0).arg(&right.strides.1);
-            launch.arg(&size[0]).arg(&size[1]).arg(&size[2]).arg(&adds);
-            let grid_dim = (columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1);
-            // SAFETY: the arguments are the kernel's, and the strides reach only what `Matrix::new` has found.
-            unsafe { self.run(launch, grid(grid_dim, THREADS), "multiply") }?;
+            self.by_kernel("product_bf16", out, left, right, false)?;
         }
         let mut launch = self.launch("follow_bf16");
         let (columns, [bias_alone, gelu, gelu_slope]) = (whole(columns), FOLLOWS);
@@ -96,18 +87,30 @@ impl Gpu {
         right: &Matrix<'_, Bf16>,
         adds: bool,
     ) -> Result<(), CudaError> {
-        let (rows, columns) = checked(out.len(), left, right);
+        checked(out.len(), left, right);
         let address = out.device_ptr_mut(self.stream()).0;
         if self.multiplied(&self.wanted(address, left, right, adds))? {
             return Ok(());
         }
-        let mut launch = self.launch("product_bf16_to_f32");
-        let (size, adds) = ([rows, columns, left.columns].map(whole), i32::from(adds));
+        self.by_kernel("product_bf16_to_f32", out, left, right, adds)
+    }
+
+    /// Has the trainer's own kernel multiply. The caller has found that the shapes fit.
+    fn by_kernel<T>(
+        &self,
+        kernel: &str,
+        out: &mut CudaViewMut<'_, T>,
+        left: &Matrix<'_, Bf16>,
+        right: &Matrix<'_, Bf16>,
+        adds: bool,
+    ) -> Result<(), CudaError> {
+        let mut launch = self.launch(kernel);
+        let (size, adds) = ([left.rows, right.columns, left.columns].map(whole), i32::from(adds));
         launch.arg(out).arg(&left.data).arg(&left.strides.0).arg(&left.strides.1);
         launch.arg(&right.data).arg(&right.strides.0).arg(&right.strides.1);
         launch.arg(&size[0]).arg(&size[1]).arg(&size[2]).arg(&adds);
-        let grid_dim = (columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1);
-        // SAFETY: as above.
+        let grid_dim = (right.columns.div_ceil(TILE) as u32, left.rows.div_ceil(TILE) as u32, 1);
+        // SAFETY: the arguments are the kernel's, and the strides reach only what `Matrix::new` has found.
         unsafe { self.run(launch, grid(grid_dim, THREADS), "multiply") }
     }
 
@@ -131,15 +134,6 @@ impl Gpu {
         let (lines, length) = (left.rows, right.columns);
         let out = Lines { address, lines, length, stride: length, transposed: false };
         Wanted { adds, ..Wanted::plain([left.lines(self), right.lines(self), out], true) }
-    }
-
-    /// Has cuBLASLt multiply, if it is there and can. Returns whether it did.
-    fn multiplied(&self, wanted: &Wanted) -> Result<bool, CudaError> {
-        let Some(library) = &self.cublaslt else { return Ok(false) };
-        self.stream().context().bind_to_thread().map_err(self.failed("multiply"))?;
-        // SAFETY: the context is current from the line before on, the matrices are this GPU's, and the callers have found
-        // that their shapes fit.
-        unsafe { library.product(wanted) }
     }
 }
 

@@ -126,7 +126,9 @@ impl Gpu {
         left: &Matrix<'_>,
         right: &Matrix<'_>,
     ) -> Result<bool, CudaError> {
-        let Some(library) = &self.cublaslt else { return Ok(false) };
+        if self.cublaslt.is_none() {
+            return Ok(false);
+        }
         let (lines, length) = (left.rows, right.columns);
         let address = out.device_ptr_mut(self.stream()).0;
         let out = Lines { address, lines, length, stride: length, transposed: false };
@@ -138,10 +140,16 @@ impl Gpu {
             left_lines = self.round(left, left_lines, left_room)?;
             right_lines = self.round(right, right_lines, right_room)?;
         }
+        self.multiplied(&Wanted::plain([left_lines, right_lines, out], bf16))
+    }
+
+    /// Has cuBLASLt multiply, if it is there and can. Returns whether it did.
+    fn multiplied(&self, wanted: &Wanted) -> Result<bool, CudaError> {
+        let Some(library) = &self.cublaslt else { return Ok(false) };
         self.stream().context().bind_to_thread().map_err(self.failed("multiply"))?;
-        // SAFETY: the context is current from the line before on, the matrices are this GPU's, and the caller has found
+        // SAFETY: the context is current from the line before on, the matrices are this GPU's, and the callers have found
         // that their shapes fit.
-        unsafe { library.product(&Wanted::plain([left_lines, right_lines, out], bf16)) }
+        unsafe { library.product(wanted) }
     }
 
     /// Rounds a matrix, which lies in memory as `lines` says, to bf16.

@@ -6,7 +6,9 @@ mod overlap;
 
 use elastic_collective::tree::Node;
 use elastic_collective::{Group, SumOrder};
-use elastic_cuda::{Buffer, CudaError, CudaSlice, Decays, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass};
+use elastic_cuda::{
+    Buffer, CudaError, CudaSlice, Decays, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Mark, Pass,
+};
 use tracing::info;
 
 use super::gradient::GradientTask;
@@ -19,6 +21,9 @@ use crate::settings::device::Precision;
 use crate::settings::{Environment, Settings};
 use batches::Batches;
 use overlap::Bucket;
+
+/// A GPU hangs where it is at one piece of work for as many times as long as peers are waited for.
+const HANGS: u32 = 20;
 
 /// The engine on the GPU that the settings ask for.
 pub(super) fn open<'a, M: Model>(
@@ -34,6 +39,7 @@ pub(super) fn open<'a, M: Model>(
         Precision::Bf16 => elastic_cuda::Precision::Bf16,
     };
     let gpu = Gpu::open(&environment.cuda, number)?.multiplying_in(precision);
+    let gpu = gpu.patient_for(settings.peer_timeout.saturating_mul(HANGS));
     info!("computes on GPU {number}, {}: {}", gpu.name(), gpu.versions());
     let nccl = Nccl::load(&gpu, settings, environment);
     Ok(Box::new(OnGpu::new(gpu, pass, nccl, settings, model)?))
@@ -61,6 +67,7 @@ struct OnGpu<'a, M: Model> {
     partials: Vec<HostMemory>,
     order: SumOrder,
     norm: Buffer<f64>,
+    bits: Buffer<u64>,
 }
 
 /// What computes gradients.
@@ -68,6 +75,9 @@ struct Passes<'a, M: Model> {
     pass: Box<dyn Pass<M::Batch> + 'a>,
     graphs: Graphs,
     batches: Batches<M::Batch>,
+    /// The ends of the last pieces. The host is at most two pieces ahead of the GPU, so that little is left to compute
+    /// when a step is given up.
+    ends: [Mark; 2],
 }
 
 impl<'a, M: Model> OnGpu<'a, M> {
@@ -87,8 +97,8 @@ impl<'a, M: Model> OnGpu<'a, M> {
             Err(_) => Vec::new(),
         };
         let (graphs, batches, order) = (Graphs::default(), Batches::default(), settings.sum_order);
-        let (samples, spare, sums, partials, norm) = Default::default();
-        let passes = Passes { pass, graphs, batches };
+        let (samples, spare, sums, partials, norm, bits) = Default::default();
+        let passes = Passes { pass, graphs, batches, ends: gpu.marks_of_ends()? };
         Ok(OnGpu {
             nccl,
             gpu,
@@ -104,6 +114,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
             partials,
             order,
             norm,
+            bits,
         })
     }
 
@@ -134,7 +145,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
     }
 
     /// As [`GradientTask::sum_under`], in the same order.
-    fn sum_under(&mut self, task: &GradientTask<'_, M>, node: Node) -> Result<CudaSlice<f32>, CudaError> {
+    fn sum_under(&mut self, task: &GradientTask<'_, M>, node: Node) -> Result<CudaSlice<f32>, EngineError> {
         let Some((left, right)) = node.children() else { return self.leaf(task, node.first) };
         let mut sum = self.sum_under(task, left)?;
         let more = self.sum_under(task, right)?;
@@ -143,7 +154,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
         Ok(sum)
     }
 
-    fn leaf(&mut self, task: &GradientTask<'_, M>, shard: u32) -> Result<CudaSlice<f32>, CudaError> {
+    fn leaf(&mut self, task: &GradientTask<'_, M>, shard: u32) -> Result<CudaSlice<f32>, EngineError> {
         let mut samples = std::mem::take(&mut self.samples);
         task.samples_of(shard, &mut samples);
         let gradient = self.sum_of(task, &samples)?;
@@ -152,7 +163,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
     }
 
     /// The sum of samples that are computed a piece at a time.
-    fn sum_of(&mut self, task: &GradientTask<'_, M>, samples: &[u64]) -> Result<CudaSlice<f32>, CudaError> {
+    fn sum_of(&mut self, task: &GradientTask<'_, M>, samples: &[u64]) -> Result<CudaSlice<f32>, EngineError> {
         let mut sum = self.room()?;
         if samples.is_empty() {
             self.gpu.clear(&mut sum)?;
@@ -194,8 +205,13 @@ impl<M: Model> Passes<'_, M> {
         (task, samples): (&GradientTask<'_, M>, &[u64]),
         gradient: &mut CudaSlice<f32>,
         told: Option<(usize, &mut Done<'_>)>,
-    ) -> Result<(), CudaError> {
-        let Passes { pass, graphs, batches } = self;
+    ) -> Result<(), EngineError> {
+        let Passes { pass, graphs, batches, ends } = self;
+        gpu.wait_for(&ends[0])?;
+        ends.rotate_left(1);
+        if task.interruption.is_due() {
+            task.interruption.result()?;
+        }
         let shape = pass.load(gpu, batches.take(task.data, samples))?;
         let (bucket, done) = told.map_or((usize::MAX, None), |(bucket, done)| (bucket, Some(done)));
         let launches = |gradient: &mut CudaSlice<f32>, done: &mut Done<'_>| {
@@ -206,6 +222,7 @@ impl<M: Model> Passes<'_, M> {
             })
         };
         graphs.run(gpu, shape, gradient, launches, done)?;
+        gpu.set(&ends[1])?;
         // The GPU is at it now.
         if let Some(next) = batches.read_after(task.data, samples) {
             pass.prepare(next);
@@ -271,6 +288,7 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         }
         let scale = clip.map_or(scale, |most| bounded(norm, scale, most));
         self.ahead = true;
+        state.flat = Vec::new();
         state.step += 1;
         let moved = self.state.parts_mut(&self.gpu)?;
         Ok(rule.step_on_gpu(&self.gpu, state.step, &self.decays, moved, &self.sum, scale)?)
@@ -278,13 +296,16 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
 
     fn give(&mut self, state: &mut State) -> Result<(), EngineError> {
         if std::mem::take(&mut self.ahead) {
+            *state = State { step: state.step, ..State::room(self.sum.len() - 1) };
             self.state.download(&self.gpu, &mut state.flat)?;
         }
         Ok(())
     }
 
-    fn is_in_place(&self) -> bool {
-        false
+    fn checksum(&mut self, _: &State) -> Result<u64, EngineError> {
+        let OnGpu { gpu, state, bits, .. } = self;
+        let sum = |part: &CudaSlice<f32>| gpu.checksum(&part.as_view(), bits);
+        Ok(state.parts().iter().map(sum).try_fold(0_u64, |all, sum| Ok::<_, CudaError>(all.rotate_left(1) ^ sum?))?)
     }
 
     fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, EngineError> {

@@ -63,11 +63,11 @@ impl<M: Model> OnGpu<'_, M> {
     }
 
     /// Asks for the sums of this rank's nodes, and sets the marks.
-    fn ask_for(&mut self, task: &GradientTask<'_, M>, nodes: &[Node]) -> Result<(), CudaError> {
+    fn ask_for(&mut self, task: &GradientTask<'_, M>, nodes: &[Node]) -> Result<(), EngineError> {
         let Some((&last, before)) = nodes.split_last() else {
             let OnGpu { gpu, sum, buckets, .. } = self;
             gpu.clear(sum)?;
-            return buckets.iter().try_for_each(|bucket| gpu.set(&bucket.mark));
+            return Ok(buckets.iter().try_for_each(|bucket| gpu.set(&bucket.mark))?);
         };
         for &node in before {
             let sum = self.sum_under(task, node)?;

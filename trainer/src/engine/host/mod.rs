@@ -79,6 +79,10 @@ impl<M: Model> Engine<M> for OnHost<M> {
         Ok(())
     }
 
+    fn checksum(&mut self, state: &State) -> Result<u64, EngineError> {
+        Ok(crc32c::crc32c(bytemuck::cast_slice(&state.flat)).into())
+    }
+
     fn give(&mut self, _: &mut State) -> Result<(), EngineError> {
         Ok(())
     }

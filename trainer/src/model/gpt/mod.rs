@@ -37,10 +37,16 @@ impl Size {
     /// Why no network can have this size.
     pub fn refusal(&self) -> Option<String> {
         let Size { vocabulary, context, layers, heads, width } = *self;
-        let parts =
-            [("vocabulary", vocabulary), ("context", context), ("layers", layers), ("heads", heads), ("width", width)];
-        if let Some((name, _)) = parts.into_iter().find(|&(_, count)| count == 0) {
-            return Some(format!("{name} is zero"));
+        let most = 1 << 20;
+        let parts = [
+            ("vocabulary", vocabulary, most),
+            ("context", context, most),
+            ("layers", layers, 1 << 12),
+            ("heads", heads, most),
+            ("width", width, most),
+        ];
+        if let Some((name, count, most)) = parts.into_iter().find(|&(_, count, most)| !(1..=most).contains(&count)) {
+            return Some(format!("--{name} is {count}, not 1 to {most}"));
         }
         (width % heads != 0).then(|| format!("a width of {width} is not divisible by {heads} heads"))
     }

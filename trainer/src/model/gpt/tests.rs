@@ -165,6 +165,6 @@ fn gpt_2_has_its_size_and_its_first_loss() {
 fn sizes_that_cannot_be_are_refused() {
     let fits = Size { vocabulary: 3, context: 2, layers: 1, heads: 2, width: 4 };
     assert_eq!(fits.refusal(), None);
-    assert_eq!(Size { heads: 0, ..fits }.refusal().unwrap(), "heads is zero");
+    assert_eq!(Size { heads: 0, ..fits }.refusal().unwrap(), "--heads is 0, not 1 to 1048576");
     assert_eq!(Size { heads: 3, ..fits }.refusal().unwrap(), "a width of 4 is not divisible by 3 heads");
 }

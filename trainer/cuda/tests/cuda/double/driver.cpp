@@ -6,7 +6,7 @@
 // one.
 //
 // FAKE_CUDA changes the double, by names and numbers separated by commas: `devices=2`, `version=13000` (CUDA's number),
-// `memory=1000000` (bytes), `fail=40` (the launch that fails), `backwards=1` (the order of threads), `graphs=0`
+// `memory=1000000` (bytes), `fail=40` (the launch that fails), `hang=40` (the launch that never ends), `backwards=1` (the order of threads), `graphs=0`
 // (nothing can be captured), `overlap=1` (work after an event waits until NCCL's stand-in has ended an operation that
 // it was given later; so a caller that waits for all the work before it calls NCCL waits for ever), `pinned=0` (there
 // is no pinned memory), `deaf=1` (no stream waits for another), `tell=1` (each copy to or from pinned memory is
@@ -67,7 +67,10 @@ Result ready()
 Result launch(Stream *stream, Work work)
 {
     enqueue(stream, [=] {
-        if (!broken && ++launches != setting("fail", 0))
+        const long number = broken ? 0 : ++launches;
+        while (number && number == setting("hang", 0) && !device.ends)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (!broken && number != setting("fail", 0))
             return work();
         broken = ILLEGAL_ADDRESS;
         // After this no work waits for anything.
@@ -187,6 +190,8 @@ struct Event {
     Stream *stream = nullptr;
     // How much of all work, NCCL's included, precedes the event; and how much of this double's work.
     uint64_t after = 0, own = 0;
+    // Whether it marks the end of a piece of work, behind which NCCL has nothing to do.
+    bool of_end = false;
 };
 
 // Who waits only for NCCL's work may wait for ever. And the double cannot put work of its own behind it.
@@ -248,7 +253,13 @@ CUDA cuStreamCreate(Stream **stream, unsigned)
     Held held(whole);
     return streams.insert(*stream = new Stream), ready();
 }
-CUDA cuEventCreate(Event **event, unsigned) { return *event = new Event, ready(); }
+CUDA cuEventCreate(Event **event, unsigned flags)
+{
+    const unsigned blocking_sync = 1;
+    *event = new Event;
+    (*event)->of_end = flags & blocking_sync;
+    return ready();
+}
 CUDA cuEventRecord(Event *event, Stream *stream)
 {
     Held held(whole);
@@ -259,7 +270,7 @@ CUDA cuEventRecord(Event *event, Stream *stream)
     event->stream = stream;
     event->after = stream->enqueued;
     event->own = stream->own;
-    if (setting("overlap", 0) && !stream->of_nccl()) {
+    if (setting("overlap", 0) && !event->of_end && !stream->of_nccl()) {
         // Each event that has not been reached waits for one more operation of NCCL.
         const uint64_t last = stream->gates.empty() ? 0 : stream->gates.rbegin()->second;
         stream->gates[stream->own] = std::max(last, nccl_ended()) + 1;
@@ -271,7 +282,10 @@ CUDA cuEventQuery(const Event *event)
     Held held(whole);
     if (Result wrong = ready())
         return wrong;
-    return is_past(event) ? SUCCESS : NOT_READY;
+    if (is_past(event))
+        return SUCCESS;
+    want(event->stream, event->own, "a thread looks");
+    return NOT_READY;
 }
 CUDA cuEventSynchronize(const Event *event)
 {
@@ -321,6 +335,14 @@ CUDA cuStreamSynchronize(Stream *stream)
         return wrong;
     drain(stream, held);
     return ready();
+}
+CUDA cuStreamQuery(Stream *stream)
+{
+    Held held(whole);
+    if (Result wrong = outside(stream))
+        return wrong;
+    want(stream, stream->own, "a thread looks");
+    return stream->own_ended < stream->own ? NOT_READY : ready();
 }
 CUDA cuMemAlloc_v2(Pointer *pointer, size_t bytes) { return allocate(pointer, bytes, nullptr); }
 CUDA cuMemAllocAsync(Pointer *pointer, size_t bytes, Stream *stream) { return allocate(pointer, bytes, stream); }

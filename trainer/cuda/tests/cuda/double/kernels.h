@@ -54,7 +54,7 @@ template <class... A> Call caller(void (*kernel)(A...)) { return caller(kernel, 
 #define KERNEL(name) {#name, caller(name)}
 const std::map<std::string, Call> kernels = {
     KERNEL(product), KERNEL(product_bf16), KERNEL(product_bf16_to_f32), KERNEL(follow), KERNEL(round_to_bf16),
-    KERNEL(add), KERNEL(sum_rows), KERNEL(sum_all), KERNEL(sum_squares), KERNEL(cross_entropy),
+    KERNEL(add), KERNEL(sum_rows), KERNEL(sum_all), KERNEL(sum_bits), KERNEL(sum_squares), KERNEL(cross_entropy),
     KERNEL(cross_entropy_bf16), KERNEL(adamw), KERNEL(layer_norm), KERNEL(layer_norm_bf16), KERNEL(layer_norm_slope),
     KERNEL(layer_norm_slope_bf16), KERNEL(layer_norm_chunks), KERNEL(layer_norm_chunks_bf16), KERNEL(sum_chunks),
     KERNEL(sum_chunks_bf16), KERNEL(gelu), KERNEL(gelu_slope), KERNEL(follow_bf16), KERNEL(round_parameters),

@@ -70,6 +70,32 @@ fn sums_and_norms_match_the_definition() {
 }
 
 #[test]
+fn a_checksum_is_that_of_all_bits_in_their_places() {
+    let gpu = gpu();
+    // The finalizer of SplitMix64
+    let mix = |bits: u64| {
+        let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    };
+    let golden: u64 = 0x9e37_79b9_7f4a_7c15;
+    // One block, some, and fewer than would have a number each
+    for count in [1, 1000, 70_000] {
+        let given = numbers(count, 9);
+        let sum = |given: &[f32]| gpu.checksum(&on(&gpu, given).view(), &mut Buffer::default()).unwrap();
+        let places = (0..).zip(&given);
+        let mixed = places.map(|(place, number)| mix(golden.wrapping_mul(place).wrapping_add(number.to_bits().into())));
+        assert_eq!(sum(&given), mixed.fold(0, u64::wrapping_add), "{count} numbers");
+        let mut changed = given.clone();
+        changed[count / 2] = f32::from_bits(given[count / 2].to_bits() ^ 1);
+        assert_ne!(sum(&changed), sum(&given), "a bit of {count} numbers");
+        changed.clone_from(&given);
+        changed.swap(0, count - 1);
+        assert_eq!(sum(&changed) == sum(&given), count == 1, "two of {count} numbers");
+    }
+}
+
+#[test]
 fn losses_and_their_slopes_match_the_definition() {
     let gpu = gpu();
     for (rows, classes) in and_on_a_gpu([(1, 2), (8, 10), (3, 256), (2, 3001)], [(256, 50_257)]) {
