@@ -299,7 +299,7 @@ impl Roster {
         let before = self.marks(node);
         change(self);
         let after = self.marks(node);
-        // Most changes leave most marks as they are, and filing a node costs more than comparing its marks.
+        // Most changes leave most marks unchanged, and filing a node costs more than comparing its marks.
         for mark in before.iter().filter(|mark| !after.contains(mark)) {
             self.index.file(mark.clone(), node, false);
         }
