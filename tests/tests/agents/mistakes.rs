@@ -241,7 +241,7 @@ async fn a_checkpoint_folder_that_is_gone_is_named_and_can_be_given_up() {
 
 #[tokio::test]
 async fn an_agent_started_twice_is_refused_with_the_owner_of_its_name() {
-    let job = Job::on_etcd("1:2").await.conf("takeover_delay", "5s");
+    let job = Job::on_etcd("1:2").await;
     let mut first = job.start("a");
     let round = job.runs(1, 1).await;
     let mut second = job.start("a");
