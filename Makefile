@@ -25,6 +25,9 @@ SEEDS ?= 100000
 FROM ?= 0
 # Tests whose workers import torch.
 WITH_TORCH = package(elastic-tests) & test(/^(pytorch|torch_store|launchers::with_torch)::/)
+# What needs the trainer with CUDA. Without it the trainer is checked beside all other crates: alone it would get libraries
+# with other features, which would be compiled for it.
+WITH_CUDA = tests campaign demo packaging
 # What packages are for, if not for this machine: make dist ARCH=aarch64, make test-dist ARCH=aarch64.
 ARCH ?=
 # Draws the sample of make campaign, and the time within a stage at which it injects a fault.
@@ -121,7 +124,7 @@ verify: ## Checks format, lints, documentation and dependencies; changes nothing
 	@$(STEP) text sh -c 'python3 -B -m unittest discover --quiet --start-directory scripts/text && scripts/check-text.py'
 	@$(STEP) format cargo fmt --all --check
 	@$(STEP) lints cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
-	@$(STEP) "lints without CUDA" cargo clippy --quiet --locked --package elastic-trainer --no-default-features --all-targets -- -D warnings
+	@$(STEP) "lints without CUDA" cargo clippy --quiet --locked --workspace $(WITH_CUDA:%=--exclude elastic-%) --no-default-features --all-targets -- -D warnings
 	@$(STEP) documentation env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps
 	@$(STEP) dependencies $(DENY) --log-level error check bans licenses sources
 	@$(STEP) advisories scripts/advisories.sh $(DENY)

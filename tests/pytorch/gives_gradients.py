@@ -52,7 +52,7 @@ def gives_gradients(piece):
             if wanted.grad is None:
                 assert not found.grad.any(), f"{name}: {found.grad}"
             else:
-                torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-15, msg=name)
+                assert torch.allclose(found.grad, wanted.grad, rtol=1e-12, atol=1e-15), name
         steps += 1
 
     session.optimizer.register_step_pre_hook(compare)

@@ -15,7 +15,7 @@ import ranks
 from elastic_agent import worker
 from elastic_agent.torch import checkpoints
 
-RANKS, STEPS, LIMIT, SLOW = 2, 5, 1.0, 2.5
+RANKS, STEPS, LIMIT, SLOW = 2, 5, 1.0, 1.5
 committed = {}
 
 

@@ -14,7 +14,7 @@ pub(crate) fn scenes() -> Vec<Scene> {
     crate::scenes![alone:
         redirected_streams_go_to_their_files_and_no_attempt_erases_another,
         teed_streams_go_to_file_and_console,
-        a_hundred_megabytes_arrive_whole,
+        what_is_written_fast_arrives_whole,
         lines_of_many_workers_are_never_torn,
         a_worker_killed_in_mid_line_loses_nothing_and_tears_no_line,
         a_line_of_a_hundred_megabytes_survives_in_little_memory,
@@ -116,8 +116,8 @@ async fn teed_streams_go_to_file_and_console(agent: Agent) {
     assert_eq!(setting.console("console.out"), b"default|0|10|here|${other}> x\n");
 }
 
-async fn a_hundred_megabytes_arrive_whole(agent: Agent) {
-    const LAST: usize = 12_000_000;
+async fn what_is_written_fast_arrives_whole(agent: Agent) {
+    const LAST: usize = 3_000_000;
     let mut setting = setting(agent, "0:1", "1:1", |_| {});
     let start = Instant::now();
     let script = format!("seq 1 {LAST}");
@@ -162,7 +162,7 @@ async fn lines_of_many_workers_are_never_torn(agent: Agent) {
 }
 
 async fn a_worker_killed_in_mid_line_loses_nothing_and_tears_no_line(agent: Agent) {
-    const LAST: u32 = 1_000_000;
+    const LAST: u32 = 250_000;
     const KILLED: u32 = 7;
     let Setting { mut agent, console, logs, .. } = setting(agent, "0", "1", |_| {});
     let attempt = logs.begin_attempt(0, 1);
@@ -175,7 +175,7 @@ async fn a_worker_killed_in_mid_line_loses_nothing_and_tears_no_line(agent: Agen
     }
     // One of eight workers that write as fast as they can is killed.
     let log = |rank: u32| logs.directory().unwrap().join(format!("attempt_0/{rank}/stdout.log"));
-    while fs::metadata(log(KILLED)).unwrap().len() < 5_000_000 {
+    while fs::metadata(log(KILLED)).unwrap().len() < 1_000_000 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     agent.guard.signal(KILLED, Signal::KILL);
@@ -198,7 +198,7 @@ async fn a_worker_killed_in_mid_line_loses_nothing_and_tears_no_line(agent: Agen
         assert!(file.lines().eq(lines.iter().copied()), "worker {rank}: file and console agree");
         let whole = if rank == KILLED { lines.len() - 1 } else { LAST as usize };
         assert!(lines[..whole].iter().zip(1..).all(|(line, n)| line.parse() == Ok(n)), "worker {rank}");
-        assert!(whole > 500_000, "worker {rank} wrote {whole} lines");
+        assert!(whole > 100_000, "worker {rank} wrote {whole} lines");
     }
 }
 

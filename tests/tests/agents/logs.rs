@@ -201,7 +201,7 @@ async fn job_worker(agent: &Agent) -> String {
 #[tokio::test]
 async fn readers_that_stop_reading_cost_the_job_nothing() {
     const WRITTEN: u64 = 100 << 20;
-    let script = format!("yes | head -c {WRITTEN}; while [ ! -e go-0 ]; do sleep 0.05; done");
+    let script = format!("yes $(seq 200 | tr -d '\n') | head -c {WRITTEN}; while [ ! -e go-0 ]; do sleep 0.05; done");
     let job = job("1", &script).await.flag("--redirects=1");
     let mut agent = job.start("a");
     agent.says("worker started", LIMIT).await;

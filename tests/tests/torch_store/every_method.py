@@ -1,4 +1,4 @@
-"""Every method of torch's TCPStore client, against the store at host and port; asserts its answers."""
+"""Every method of torch's TCPStore client, against the store at a port of two hosts; asserts its answers."""
 
 import sys
 import threading
@@ -6,11 +6,11 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore
 
-host, port = sys.argv[1], int(sys.argv[2])
+port, host, other_host = int(sys.argv[1]), *sys.argv[2:]
 
 
-def client(**more):
-    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False, **more)
+def client(host=host):
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
 
 
 def times_out(act):
@@ -23,7 +23,7 @@ def times_out(act):
 
 
 store = client()
-other = client()
+other = client(other_host)
 short = timedelta(milliseconds=300)
 
 store.set("k", "v")

@@ -9,10 +9,10 @@ use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
 use elastic_tests::prelude::*;
 
 /// Failures of a process group, one after the other.
-const RESTARTS: u32 = 3;
+const RESTARTS: u32 = 1;
 
-/// Eleven times four imports of torch on a busy machine.
-const RUN: Duration = Duration::from_secs(540);
+/// Twice four imports of torch on a busy machine.
+const RUN: Duration = Duration::from_secs(120);
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch_store").join(name)
@@ -24,9 +24,9 @@ fn serve() -> (u16, TcpStore) {
     (listener.local_addr().unwrap().port(), TcpStore::serve(listener, WorkersStoreLimits::default(), None).unwrap())
 }
 
-fn answers_every_method(torch: &Torch, script: &Path, host: &str) {
+fn answers_every_method(torch: &Torch, script: &Path, hosts: &[&str]) {
     let (port, _store) = serve();
-    let output = torch.run(script).arg(host).arg(port.to_string()).output().unwrap();
+    let output = torch.run(script).arg(port.to_string()).args(hosts).output().unwrap();
     let (said, complaint) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(
         output.status.success() && said.contains("every method answered"),
@@ -38,27 +38,20 @@ fn answers_every_method(torch: &Torch, script: &Path, host: &str) {
 #[test]
 fn every_method_of_torchs_client_is_answered() {
     let Some(torch) = Torch::find() else { return };
-    answers_every_method(&torch, &script("every_method.py"), "127.0.0.1");
-}
-
-#[test]
-fn every_method_is_answered_over_ipv6() {
-    let Some(torch) = Torch::find() else { return };
-    if TcpListener::bind("[::1]:0").is_err() {
-        return skip("IPV6", "this machine has no IPv6");
-    }
-    answers_every_method(&torch, &script("every_method.py"), "::1");
+    // One client by IPv4, and one by IPv6 where there is one.
+    let other = if TcpListener::bind("[::1]:0").is_ok() { "::1" } else { "127.0.0.1" };
+    answers_every_method(&torch, &script("every_method.py"), &["127.0.0.1", other]);
 }
 
 #[test]
 fn every_method_of_torch_1_13_is_answered() {
     let Some(torch) = Torch::old() else { return };
-    answers_every_method(&torch, &script("old_methods.py"), "127.0.0.1");
+    answers_every_method(&torch, &script("old_methods.py"), &["127.0.0.1"]);
 }
 
 /// torchrun 2.15 hands the same store to every attempt, and its stale keys break the next one.
 #[tokio::test]
-async fn gloo_begins_again_in_four_rounds_and_outlives_rank_0() {
+async fn gloo_begins_again_and_outlives_rank_0() {
     let Some(torch) = Torch::find() else { return };
     let flags = ["--standalone", "--nproc-per-node=4", &format!("--max-restarts={RESTARTS}"), "--redirects=1"];
     let program = torch.program(&script("all_reduce.py"));

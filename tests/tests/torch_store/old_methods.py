@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-host, port = sys.argv[1], int(sys.argv[2])
+port, host = int(sys.argv[1]), sys.argv[2]
 limit = timedelta(seconds=60)
 store, other = (TCPStore(host, port, 2, False, limit, False) for _ in range(2))
 store.set("k", "v")

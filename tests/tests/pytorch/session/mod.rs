@@ -213,12 +213,12 @@ async fn a_session_whose_connections_break_meets_again_in_its_processes() {
 #[test]
 fn many_groups_leave_nothing_behind() {
     let Some(torch) = Torch::find() else { return };
-    meet_without_agents(&torch, "forms_groups.py", &["200"]);
+    meet_without_agents(&torch, "forms_groups.py", &["100"]);
 }
 
 #[tokio::test]
-async fn a_worker_with_a_loader_has_after_40_rounds_what_it_had_after_few() {
-    many_rounds_leave_nothing_behind(40).await;
+async fn a_worker_with_a_loader_has_after_20_rounds_what_it_had_after_few() {
+    many_rounds_leave_nothing_behind(20).await;
 }
 
 #[tokio::test]
@@ -315,10 +315,10 @@ fn meet_without_agents(torch: &Torch, name: &str, args: &[&str]) {
     assert!(ended.status.success(), "{said}\n{complaint}");
 }
 
-/// Ends the training two epochs after the one under way. Returns how many that makes.
+/// Ends the training one epoch after the one under way. Returns how many that makes.
 fn finish(job: &Job) -> u64 {
     let epochs =
-        lines(job).iter().map(|line| if line.is("uses") { line.number("epoch") } else { 0 }).max().unwrap() + 3;
+        lines(job).iter().map(|line| if line.is("uses") { line.number("epoch") } else { 0 }).max().unwrap() + 2;
     std::fs::write(job.path("epochs"), epochs.to_string()).unwrap();
     epochs
 }
