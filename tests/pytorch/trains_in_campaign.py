@@ -44,7 +44,7 @@ pixels, labels = harness.digits(1797)
 dataset = TensorDataset(pixels, labels)
 # As many steps as elastic-trainer does.
 sampler = elastic.ElasticBatchSampler(dataset, global_batch=80, micro_batch=20, seed=7)
-loader = DataLoader(dataset, batch_sampler=sampler)
+loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2, persistent_workers=True)
 
 
 def tell(event, **facts):

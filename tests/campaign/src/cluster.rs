@@ -8,7 +8,7 @@ use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, ConnectOptions, DeleteOptions, PutOptions,
 };
 
-use super::hosts::{Host, freeze};
+use super::hosts::Host;
 use super::secrets::{Holder, Secrets};
 
 const READY: Duration = Duration::from_secs(20);
@@ -98,34 +98,25 @@ impl Cluster {
         command.arg(&member.program).arg("--name").arg(&member.host.name).arg("--data-dir").arg(&member.data);
         let scheme = if self.reach.secrets.is_some() { "https" } else { "http" };
         command.args(self.reach.secrets.iter().flat_map(Secrets::of_a_member));
-        command.args([
-            "--listen-client-urls",
-            &format!("{scheme}://{address}:2379"),
-            "--advertise-client-urls",
-            &format!("{scheme}://{address}:2379"),
-            "--listen-peer-urls",
-            &format!("http://{address}:2380"),
-            "--initial-advertise-peer-urls",
-            &format!("http://{address}:2380"),
-            "--initial-cluster",
-            &peers.join(","),
-            "--initial-cluster-state",
-            if member.joins { "existing" } else { "new" },
-            "--heartbeat-interval=50",
-            "--election-timeout=500",
-            // Of its log it then has these in memory, and 5,000 for members that come late: what a job writes in some
-            // minutes. It would be some hours' by default, until etcd 3.6.
-            "--snapshot-count=1000",
-            "--log-level=warn",
-            "--logger=zap",
-        ]);
+        for (flag, url) in
+            [("client", format!("{scheme}://{address}:2379")), ("peer", format!("http://{address}:2380"))]
+        {
+            command.arg(format!("--listen-{flag}-urls={url}"));
+            command.arg(format!("--{}advertise-{flag}-urls={url}", if flag == "peer" { "initial-" } else { "" }));
+        }
+        let cluster = if member.joins { "existing" } else { "new" };
+        command.args(["--initial-cluster", &peers.join(","), "--initial-cluster-state", cluster]);
+        // Of its log it then has 1,000 entries in memory, and 5,000 for members that come late: what a job writes in some
+        // minutes. It would be some hours' by default, until etcd 3.6.
+        command.args(["--heartbeat-interval=50", "--election-timeout=500", "--snapshot-count=1000"]);
+        command.args(["--log-level=warn", "--logger=zap"]);
         command.stdout(log.try_clone()?).stderr(log).process_group(0);
         member.child = Some(command.spawn().context("start etcd")?);
         Ok(())
     }
 
     /// SIGKILL for a member.
-    pub(crate) fn kill(&mut self, at: usize) {
+    fn kill(&mut self, at: usize) {
         if let Some(mut child) = self.members[at].child.take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -146,11 +137,6 @@ impl Cluster {
     /// The process of a member, while it runs.
     pub(crate) fn pid(&self, at: usize) -> Option<u32> {
         self.members[at].child.as_ref().map(Child::id)
-    }
-
-    /// Freezes a member, or lets it continue.
-    pub(crate) fn freeze(&self, at: usize, yes: bool) {
-        freeze(self.pid(at), yes);
     }
 
     /// Loses a member with all that it has, and puts a new one in its place.
@@ -301,9 +287,6 @@ async fn patiently<T>(mut ask: impl AsyncFnMut() -> Result<T, etcd_client::Error
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        for at in 0..self.members.len() {
-            self.freeze(at, false);
-            self.kill(at);
-        }
+        (0..self.members.len()).for_each(|at| self.kill(at));
     }
 }

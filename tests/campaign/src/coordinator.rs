@@ -3,7 +3,7 @@
 use anyhow::Result;
 use elastic_tests::prelude::*;
 
-use super::hosts::{Host, freeze};
+use super::hosts::Host;
 
 /// Its process, and how it is started again.
 #[derive(Debug)]
@@ -37,14 +37,5 @@ impl Coordinator {
 
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Process::pid)
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.process = None;
-    }
-
-    /// Freezes it, or lets it continue.
-    pub(crate) fn freeze(&self, yes: bool) {
-        freeze(self.pid(), yes);
     }
 }

@@ -62,6 +62,11 @@ impl Events {
             .is_some_and(|round| matches!(round.state, RoundState::Succeeded | RoundState::Failed | RoundState::Closed))
     }
 
+    /// Whether a node is left out for its failures.
+    pub(crate) fn leaves_out(&self) -> bool {
+        self.round().is_some_and(|round| round.faults.iter().any(|faults| faults.excluded.is_some()))
+    }
+
     pub(crate) fn nodes(&self) -> Vec<NodeRecord> {
         let nodes = self.now.iter().filter(|(key, _)| key.starts_with("nodes/"));
         nodes.filter_map(|(_, value)| serde_json::from_str(value).ok()).collect()

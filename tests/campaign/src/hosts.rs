@@ -66,8 +66,15 @@ impl Host {
     }
 
     /// Gives it another boot id, for those that start from now on.
-    pub(crate) fn reboot(&self) -> Result<()> {
+    fn reboot(&self) -> Result<()> {
         self.write("boot-id", &format!("{}\n", uuid::Uuid::new_v4()))
+    }
+
+    /// Ends all that runs there at once.
+    pub(crate) fn reset(&self) -> Result<()> {
+        self.reboot()?;
+        self.signal(Signal::KILL);
+        Ok(())
     }
 
     pub(crate) fn address(&self) -> String {
@@ -139,11 +146,6 @@ pub(crate) fn send(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }
-}
-
-/// Freezes a process, if there is one, or lets it continue.
-pub(crate) fn freeze(pid: Option<u32>, yes: bool) {
-    pid.into_iter().for_each(|pid| send(pid, if yes { Signal::STOP } else { Signal::CONT }));
 }
 
 fn ip(batch: &str) -> Result<()> {

@@ -1,79 +1,62 @@
 //! Injecting a fault, and undoing it.
 
 use elastic_tests::prelude::*;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{self, TryRecvError};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, ensure};
+use elastic_rendezvous::job::{NodeRecord, Phase, RoundState};
 
-use super::coordinator::Coordinator;
-use super::fault::{Action, Direction, Place, Side, Which, Who};
+use super::fault::{A_NODE, Action, Direction, MANY, Place, Side, Told, Who};
+use super::held::Held;
 use super::hosts::{self, Cut, send};
 use super::limit::Limit;
 use super::memory::Cage;
 use super::names::Answers;
 use super::nodes::Process;
-use super::scene::Scene;
-use super::secrets::Holder;
-use super::tracer::Tracer;
+use super::scene::{Missed, Scene};
+use super::tracer::{Tracer, has_ended};
 
 /// What has to be undone when the fault ends.
 #[derive(Default)]
-pub(crate) struct Injected(Vec<Undo>);
-
-enum Undo {
-    Continue(u32),
-    LetGo(Tracer),
-    Limit(Limit),
-    Repeat(Repeated),
-    Ways,
-    Cable(usize),
-    Disk(usize),
-    Checkpoints,
-    Names,
-    Clock(usize),
-    ContinueMember(usize),
-    Members,
-    Space,
-    Return(usize),
-    Coordinator,
-    ContinueCoordinator,
-    Memory(Cage),
-    Renew(Holder),
-    Rights,
-}
+pub(crate) struct Injected(Vec<Box<dyn FnOnce(&mut Scene) -> Result<()>>>);
 
 impl Injected {
-    fn then(&mut self, undo: Undo) {
-        self.0.push(undo);
+    fn then(&mut self, undo: impl FnOnce(&mut Scene) -> Result<()> + 'static) {
+        self.0.push(Box::new(undo));
     }
-}
 
-/// Something that is done again and again by a thread.
-struct Repeated {
-    over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
+    /// What undoes itself when it is dropped.
+    fn keep(&mut self, guard: impl Sized + 'static) {
+        self.then(|_| {
+            drop(guard);
+            Ok(())
+        });
+    }
 
-impl Repeated {
-    fn new(mut turn: impl FnMut() + Send + 'static) -> Repeated {
-        let over = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&over);
+    fn resume(&mut self, pid: u32) {
+        self.then(move |_| {
+            send(pid, Signal::CONT);
+            Ok(())
+        });
+    }
+
+    /// Does something again and again.
+    fn repeat(&mut self, mut turn: impl FnMut() + Send + 'static) {
+        let (over, ends) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            while !seen.load(Ordering::Relaxed) {
+            while ends.try_recv() == Err(TryRecvError::Empty) {
                 turn();
             }
         });
-        Repeated { over, thread: Some(thread) }
+        self.then(|_| {
+            drop(over);
+            thread.join().map_err(|_| anyhow!("a thread has panicked"))
+        });
     }
-}
 
-impl Drop for Repeated {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+    /// Undoes it all, in its order.
+    pub(crate) fn undo(self, scene: &mut Scene) -> Result<()> {
+        self.0.into_iter().try_for_each(|undo| undo(scene))
     }
 }
 
@@ -81,30 +64,47 @@ impl Scene {
     pub(crate) async fn inject(&mut self, action: &Action, injected: &mut Injected) -> Result<()> {
         match *action {
             Action::Kill(process, who) => {
-                self.processes(process, who).into_iter().for_each(|pid| send(pid, Signal::KILL));
+                match process {
+                    Process::Member => injected.then(|scene| scene.cluster.revive()),
+                    Process::Coordinator => injected.then(|scene| scene.coordinator().revive().map(drop)),
+                    _ => {}
+                }
+                self.struck(process, who).await?.into_iter().for_each(|pid| send(pid, Signal::KILL));
+            }
+            Action::Hold(who) => {
+                injected.then(|scene| {
+                    for held in std::mem::take(&mut scene.held) {
+                        scene.wrong.extend(held.let_go()?);
+                    }
+                    Ok(())
+                });
+                for at in self.targets(who) {
+                    let name = [self.nodes[at].host.name.clone()];
+                    self.until("its workers run", |scene| scene.is_over() || scene.starts(&name) > 0).await?;
+                    let round = self.starts(&name);
+                    ensure!(round > 0, Missed);
+                    self.held.push(Held::new(&self.nodes[at], round, self.observer.elapsed()));
+                }
             }
             Action::Freeze(process, who) => {
-                for pid in self.processes(process, who) {
+                for pid in self.struck(process, who).await? {
                     send(pid, Signal::STOP);
-                    injected.then(Undo::Continue(pid));
+                    injected.resume(pid);
                 }
             }
             Action::Starve(process, who) => {
-                let pids = self.processes(process, who);
+                let pids = self.struck(process, who).await?;
                 let stopped = pids.clone();
-                injected.then(Undo::Repeat(Repeated::new(move || {
+                injected.repeat(move || {
                     pids.iter().for_each(|&pid| send(pid, Signal::STOP));
                     std::thread::sleep(Duration::from_millis(95));
                     pids.iter().for_each(|&pid| send(pid, Signal::CONT));
                     std::thread::sleep(Duration::from_millis(5));
-                })));
-                stopped.into_iter().for_each(|pid| injected.then(Undo::Continue(pid)));
+                });
+                stopped.into_iter().for_each(|pid| injected.resume(pid));
             }
             Action::Reset(who) => {
-                for at in self.targets(who) {
-                    self.nodes[at].host.reboot()?;
-                    self.nodes[at].host.signal(Signal::KILL);
-                }
+                self.targets(who).into_iter().try_for_each(|at| self.nodes[at].host.reset())?;
             }
             Action::Lose(who) => {
                 for at in self.targets(who) {
@@ -114,47 +114,116 @@ impl Scene {
                     self.lost.push(at);
                 }
             }
-            Action::Drain(who) => {
-                for at in self.targets(who) {
-                    self.nodes[at].forget();
-                    self.nodes[at].signal(Process::Agent, Signal::TERM);
-                    injected.then(Undo::Return(at));
-                }
-            }
+            Action::ResetEachRound(who, rounds) => self.reset_each_round(who, rounds).await?,
+            Action::Drain(who, told) => self.drain(who, told, injected).await?,
             Action::Inject(process, who, what) => {
-                for pid in self.processes(process, who) {
-                    injected.0.extend(Tracer::attach(pid, what).await?.map(Undo::LetGo));
+                for pid in self.struck(process, who).await? {
+                    injected.keep(Tracer::attach(pid, what).await?);
                 }
             }
             Action::Exhaust(process, who, resource) => {
-                for pid in self.processes(process, who) {
-                    injected.0.extend(Limit::at_what_it_has(pid, resource)?.map(Undo::Limit));
+                for pid in self.struck(process, who).await? {
+                    let limit = Limit::at_what_it_has(pid, resource)?;
+                    injected.then(|_| limit.map_or(Ok(()), Limit::give_back));
                 }
             }
             Action::OutOfMemory(process, who) => {
-                for pid in self.processes(process, who) {
-                    injected.then(Undo::Memory(Cage::around(pid)?));
+                for pid in self.struck(process, who).await? {
+                    injected.keep(Cage::around(pid)?);
                 }
             }
-            Action::Wait(time) => tokio::time::sleep(time).await,
+            Action::Wait(time) => self.pass(time).await?,
+            Action::Await(..) => {}
             _ => return self.inject_around(action, injected).await,
         }
         Ok(())
+    }
+
+    /// Ends agents with SIGTERM.
+    async fn drain(&mut self, who: Who, told: Told, injected: &mut Injected) -> Result<()> {
+        let all = self.targets(who);
+        for &at in &all {
+            self.nodes[at].forget();
+            injected.then(move |scene| {
+                scene.again.push(at);
+                Ok(())
+            });
+            match told {
+                Told::WithAll => self.nodes[at].host.signal(Signal::TERM),
+                Told::Once | Told::Again => self.nodes[at].signal(Process::Agent, Signal::TERM),
+            }
+        }
+        if told == Told::Again {
+            let mut heard = false;
+            for wait in [5; 20].into_iter().chain([100; 8]) {
+                self.pass(Duration::from_millis(wait)).await?;
+                heard |= all.iter().any(|&at| self.nodes[at].is_up());
+                all.iter().for_each(|&at| self.nodes[at].signal(Process::Agent, Signal::TERM));
+            }
+            ensure!(heard, Missed);
+        }
+        Ok(())
+    }
+
+    /// Resets these hosts once they have started workers in a round, and again in the next, until one is left out or the
+    /// job is over. Then they do not come back.
+    async fn reset_each_round(&mut self, who: Who, rounds: usize) -> Result<()> {
+        self.start_missing()?;
+        let hosts = self.targets(who);
+        let names: Vec<String> = hosts.iter().map(|&at| self.nodes[at].host.name.clone()).collect();
+        let mut last = 0;
+        for _ in 0..rounds {
+            let over = |scene: &Scene| scene.is_over() || scene.left_out();
+            self.until("a node to reset runs", |scene| over(scene) || scene.starts(&names) > last).await?;
+            if self.left_out() {
+                return Ok(());
+            }
+            ensure!(last > 0 || !self.is_over(), Missed);
+            last = self.starts(&names);
+            for &at in &hosts {
+                self.nodes[at].forget();
+                self.nodes[at].host.reset()?;
+            }
+            let number = |scene: &Scene| scene.observer.events().round().map_or(0, |round| round.number);
+            self.until("its loss is seen", |scene| scene.is_over() || number(scene) > last).await?;
+            if self.is_over() {
+                self.lost.extend(hosts);
+                return Ok(());
+            }
+            hosts.iter().try_for_each(|&at| self.nodes[at].start())?;
+        }
+        if rounds == MANY {
+            self.wrong
+                .push(format!("{names:?} were reset in {MANY} rounds: none is left out, and the job has not ended"));
+        }
+        Ok(())
+    }
+
+    fn left_out(&self) -> bool {
+        self.observer.events().leaves_out()
+    }
+
+    /// The round in which one of these nodes has just started its workers.
+    fn starts(&self, names: &[String]) -> u64 {
+        let events = self.observer.events();
+        let Some(round) = events.round().filter(|round| round.state == RoundState::Running) else { return 0 };
+        let runs = |node: &NodeRecord| node.phase == Phase::Running && node.round == Some(round.number);
+        if events.nodes().iter().any(|node| names.contains(&node.name) && runs(node)) { round.number } else { 0 }
     }
 
     /// Injects a fault of what surrounds a node: the network, disks, names, clocks, the coordinator.
     async fn inject_around(&mut self, action: &Action, injected: &mut Injected) -> Result<()> {
         match *action {
             Action::Cut(who, side, direction, cut) => {
-                injected.then(Undo::Ways);
+                injected.then(|_| hosts::heal_all());
                 for at in self.targets(who) {
-                    self.cut(at, side, direction, cut)?;
+                    self.cut(&self.nodes[at].host, side, direction, cut)?;
                 }
             }
             Action::Flap(who, side) => {
                 let ways: Vec<_> =
                     self.targets(who).into_iter().flat_map(|at| self.ways(&self.nodes[at].host, side)).collect();
-                injected.then(Undo::Repeat(Repeated::new(move || {
+                injected.repeat(move || {
                     for (from, to) in &ways {
                         let _ = from.cut_to(to, Cut::Silent);
                         let _ = to.cut_to(from, Cut::Silent);
@@ -162,96 +231,51 @@ impl Scene {
                     std::thread::sleep(Duration::from_millis(100));
                     let _ = hosts::heal_all();
                     std::thread::sleep(Duration::from_millis(100));
-                })));
-                injected.then(Undo::Ways);
+                });
+                injected.then(|_| hosts::heal_all());
             }
             Action::Unplug(who) => {
                 for at in self.targets(who) {
                     self.nodes[at].host.link(false)?;
-                    injected.then(Undo::Cable(at));
+                    injected.then(move |scene| scene.nodes[at].host.link(true));
                 }
             }
             Action::Fill(place) => self.disks(place, injected, |disk| disk.fill())?,
             Action::ReadOnly(place) => self.disks(place, injected, |disk| disk.read_only(true))?,
             Action::Stall(place) => self.disks(place, injected, super::disk::Disk::freeze)?,
             Action::Names(answers) => {
-                injected.then(Undo::Names);
+                injected.then(|scene| {
+                    scene.names.answer(Answers::Right);
+                    Ok(())
+                });
                 self.names.answer(answers);
             }
             Action::Clock(who, ahead) => {
                 for at in self.targets(who) {
                     self.nodes[at].set_clock(ahead)?;
-                    injected.then(Undo::Clock(at));
+                    injected.then(move |scene| scene.nodes[at].set_clock(0));
                 }
-            }
-            Action::Strobe(who) => self.strobe(who, injected).await?,
-            Action::KillCoordinator => {
-                injected.then(Undo::Coordinator);
-                self.coordinator.iter_mut().for_each(Coordinator::kill);
-            }
-            Action::FreezeCoordinator => {
-                injected.then(Undo::ContinueCoordinator);
-                self.coordinator.iter().for_each(|coordinator| coordinator.freeze(true));
             }
             Action::CutCoordinator(side) => {
-                injected.then(Undo::Ways);
-                if let Some(coordinator) = &self.coordinator {
-                    for (own, other) in self.ways(&coordinator.host, side) {
-                        own.cut_to(&other, Cut::Silent)?;
-                        other.cut_to(&own, Cut::Silent)?;
-                    }
-                }
+                injected.then(|_| hosts::heal_all());
+                let host = self.coordinator().host.clone();
+                self.cut(&host, side, Direction::Both, Cut::Silent)?;
             }
             _ => return self.inject_store(action, injected).await,
         }
         Ok(())
     }
 
-    /// Sets the clock of each node an hour ahead and an hour back, quickly.
-    async fn strobe(&mut self, who: Who, injected: &mut Injected) -> Result<()> {
-        for at in self.targets(who) {
-            injected.then(Undo::Clock(at));
-            for ahead in [3600, -3600, 3600] {
-                self.nodes[at].set_clock(ahead)?;
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-        Ok(())
-    }
-
     async fn inject_store(&mut self, action: &Action, injected: &mut Injected) -> Result<()> {
         match *action {
-            Action::KillStore(which) => {
-                injected.then(Undo::Members);
-                for at in self.members(which).await? {
-                    self.cluster.kill(at);
+            Action::CutMember(who) => {
+                injected.then(|_| hosts::heal_all());
+                for at in self.members(who).await? {
+                    self.cut(&self.cluster.members[at].host, Side::Store, Direction::Both, Cut::Silent)?;
                 }
             }
-            Action::FreezeStore(which) => {
-                for at in self.members(which).await? {
-                    self.cluster.freeze(at, true);
-                    injected.then(Undo::ContinueMember(at));
-                }
-            }
-            Action::InjectStore(which, what) => {
-                for at in self.members(which).await? {
-                    if let Some(pid) = self.cluster.pid(at) {
-                        injected.0.extend(Tracer::attach(pid, what).await?.map(Undo::LetGo));
-                    }
-                }
-            }
-            Action::CutMember(which) => {
-                injected.then(Undo::Ways);
-                for at in self.members(which).await? {
-                    let member = &self.cluster.members[at].host;
-                    for other in self.cluster.members.iter().filter(|other| other.host.name != member.name) {
-                        member.cut_to(&other.host, Cut::Silent)?;
-                        other.host.cut_to(member, Cut::Silent)?;
-                    }
-                }
-            }
-            Action::ReplaceMember(which) => {
-                for at in self.members(which).await? {
+            Action::ReplaceMember(who) => {
+                for at in self.members(who).await? {
                     self.cluster.replace(at).await?;
                 }
             }
@@ -264,60 +288,37 @@ impl Scene {
                 }
             }
             Action::Expire(holder) => {
-                injected.then(Undo::Renew(holder));
+                injected.then(move |scene| scene.cluster.renew(holder, false));
                 self.cluster.renew(holder, true)?;
             }
-            Action::TakeRights => {
-                injected.then(Undo::Rights);
+            Action::Rights(has) => {
                 let (secrets, mut client) = self.cluster.users().await?;
-                secrets.rights(&mut client, false).await?;
+                secrets.rights(&mut client, has).await?;
             }
             Action::ForgetTokens => {
                 let (secrets, mut client) = self.cluster.users().await?;
                 secrets.forget_tokens(&mut client).await?;
             }
             Action::Compact => self.cluster.compact().await?,
-            Action::NoSpace => {
-                injected.then(Undo::Space);
-                self.cluster.no_space(true).await?;
-            }
+            Action::NoSpace(yes) => self.cluster.no_space(yes).await?,
             Action::MoveLeader => self.cluster.move_leader().await?,
             Action::Defragment => self.cluster.defragment().await?,
             Action::RevokeLeases => self.cluster.revoke_leases().await?,
-            _ => return self.inject_record(action).await,
-        }
-        Ok(())
-    }
-
-    /// Changes a record of the job in the store.
-    async fn inject_record(&mut self, action: &Action) -> Result<()> {
-        match *action {
-            Action::Delete(key) => self.delete(&format!("{}{key}", self.keys.root())).await?,
-            Action::DeleteNode => {
-                let key = self.node_key();
-                if let Some(key) = key {
-                    self.delete(&key).await?;
-                }
-            }
-            Action::Overwrite(key, value) => self.put(&format!("{}{key}", self.keys.root()), value).await?,
-            Action::OverwriteNode(value) => {
-                if let Some(key) = self.node_key() {
-                    self.put(&key, value).await?;
-                }
-            }
+            Action::Delete(key) => self.write(key, None).await?,
+            Action::Overwrite(key, value) => self.write(key, Some(value)).await?,
             _ => {}
         }
         Ok(())
     }
 
-    async fn delete(&self, key: &str) -> Result<()> {
-        let revision = self.cluster.delete(key).await?;
-        self.observer.events().ours.insert(revision);
-        Ok(())
-    }
-
-    async fn put(&self, key: &str, value: &str) -> Result<()> {
-        let revision = self.cluster.put(key, value).await?;
+    /// Has a key of the job hold this, or nothing.
+    async fn write(&self, key: &str, value: Option<&str>) -> Result<()> {
+        let key = if key == A_NODE { self.node_key() } else { Some(format!("{}{key}", self.keys.root())) };
+        let key = key.ok_or(Missed)?;
+        let revision = match value {
+            Some(value) => self.cluster.put(&key, value).await?,
+            None => self.cluster.delete(&key).await?,
+        };
         self.observer.events().ours.insert(revision);
         Ok(())
     }
@@ -329,42 +330,21 @@ impl Scene {
         Some(self.keys.node(&node.id()))
     }
 
-    pub(crate) async fn undo(&mut self, injected: Injected) -> Result<()> {
-        for undo in injected.0 {
-            match undo {
-                Undo::Continue(pid) => send(pid, Signal::CONT),
-                Undo::LetGo(tracer) => drop(tracer),
-                Undo::Limit(limit) => limit.give_back()?,
-                Undo::Repeat(repeated) => drop(repeated),
-                Undo::Memory(cage) => drop(cage),
-                Undo::Renew(holder) => self.cluster.renew(holder, false)?,
-                Undo::Rights => {
-                    let (secrets, mut client) = self.cluster.users().await?;
-                    secrets.rights(&mut client, true).await?;
-                }
-                Undo::Ways => hosts::heal_all()?,
-                Undo::Cable(at) => self.nodes[at].host.link(true)?,
-                Undo::Disk(at) => self.nodes[at].disk.repair()?,
-                Undo::Checkpoints => self.checkpoints.repair()?,
-                Undo::Names => self.names.answer(Answers::Right),
-                Undo::Clock(at) => self.nodes[at].set_clock(0)?,
-                Undo::ContinueMember(at) => self.cluster.freeze(at, false),
-                Undo::Members => self.cluster.revive()?,
-                Undo::Space => self.cluster.no_space(false).await?,
-                Undo::Return(at) => self.again.push(at),
-                Undo::Coordinator => {
-                    self.coordinator.as_mut().map(Coordinator::revive).transpose()?;
-                }
-                Undo::ContinueCoordinator => {
-                    self.coordinator.iter().for_each(|coordinator| coordinator.freeze(false));
-                }
-            }
-        }
-        Ok(())
+    /// The living processes of this kind.
+    pub(super) async fn processes(&self, process: Process, who: Who) -> Result<Vec<u32>> {
+        let pids: Vec<u32> = match process {
+            Process::Member => self.members(who).await?.into_iter().filter_map(|at| self.cluster.pid(at)).collect(),
+            Process::Coordinator => self.coordinator.iter().filter_map(|leader| leader.pid()).collect(),
+            _ => self.targets(who).into_iter().flat_map(|at| self.nodes[at].processes(process)).collect(),
+        };
+        Ok(pids.into_iter().filter(|&pid| !has_ended(pid)).collect())
     }
 
-    fn processes(&self, process: Process, who: Who) -> Vec<u32> {
-        self.targets(who).into_iter().flat_map(|at| self.nodes[at].processes(process)).collect()
+    /// The same, where a fault without them would have no effect.
+    async fn struck(&self, process: Process, who: Who) -> Result<Vec<u32>> {
+        let pids = self.processes(process, who).await?;
+        ensure!(!pids.is_empty(), Missed);
+        Ok(pids)
     }
 
     /// The nodes of `who` that run.
@@ -377,42 +357,31 @@ impl Scene {
         let leading: Vec<usize> = up.iter().copied().filter(leads).collect();
         // Without a leader, the first node counts as one.
         let leading = if leading.is_empty() { up.iter().copied().take(1).collect() } else { leading };
-        let following: Vec<usize> = up.iter().copied().filter(|at| !leading.contains(at)).take(1).collect();
-        match who {
-            Who::Leader => leading,
-            Who::Follower => following,
-            Who::LeaderAndFollower => [leading, following].concat(),
-            Who::All => up,
-        }
+        who.of(up, &leading)
     }
 
-    async fn members(&self, which: Which) -> Result<Vec<usize>> {
+    async fn members(&self, who: Who) -> Result<Vec<usize>> {
         let all: Vec<usize> = (0..self.cluster.members.len()).collect();
-        if which == Which::All {
-            return Ok(all);
-        }
-        let leader = self.cluster.leader().await?;
-        let following: Vec<usize> = all.into_iter().filter(|&at| at != leader).collect();
-        Ok(match which {
-            Which::Leader => vec![leader],
-            Which::Follower => following[..1].to_vec(),
-            _ => vec![leader, following[0]],
-        })
+        // Where none is singled out, none needs to answer.
+        let leading = if who == Who::All { vec![] } else { vec![self.cluster.leader().await?] };
+        Ok(who.of(all, &leading))
     }
 
     fn ways(&self, own: &hosts::Host, side: Side) -> Vec<(hosts::Host, hosts::Host)> {
         let store = self.cluster.members.iter().map(|member| &member.host);
-        let peers = self.nodes.iter().map(|node| &node.host).filter(|host| host.name != own.name);
+        let peers = self.nodes.iter().map(|node| &node.host);
+        let to = |host: &&hosts::Host| host.name != own.name;
         let others: Vec<&hosts::Host> = match side {
-            Side::Store => store.collect(),
-            Side::Peers => peers.collect(),
-            Side::World => store.chain(peers).collect(),
+            Side::Store => store.filter(to).collect(),
+            Side::Peers => peers.filter(to).collect(),
+            Side::World => store.chain(peers).filter(to).collect(),
         };
         others.into_iter().map(|other| (own.clone(), other.clone())).collect()
     }
 
-    fn cut(&self, at: usize, side: Side, direction: Direction, cut: Cut) -> Result<()> {
-        for (own, other) in self.ways(&self.nodes[at].host, side) {
+    /// Cuts a host's ways.
+    fn cut(&self, own: &hosts::Host, side: Side, direction: Direction, cut: Cut) -> Result<()> {
+        for (own, other) in self.ways(own, side) {
             if direction != Direction::Received {
                 own.cut_to(&other, cut)?;
             }
@@ -431,12 +400,12 @@ impl Scene {
     ) -> Result<()> {
         match place {
             Place::Checkpoints => {
-                injected.then(Undo::Checkpoints);
+                injected.then(|scene| scene.checkpoints.repair());
                 fails(&mut self.checkpoints)
             }
             Place::Own(who) => {
                 for at in self.targets(who) {
-                    injected.then(Undo::Disk(at));
+                    injected.then(move |scene| scene.nodes[at].disk.repair());
                     fails(&mut self.nodes[at].disk)?;
                 }
                 Ok(())

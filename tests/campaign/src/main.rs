@@ -8,6 +8,7 @@
 //! | `testbed` | what all jobs share; one job with one fault |
 //! | `scene` | a job, and the stages of its life |
 //! | `inject` | injecting a fault, and undoing it |
+//! | `held` | guards that are frozen with their workers |
 //! | `hosts`, `names`, `disk`, `memory` | network namespaces, a name server, disks, memory that runs out |
 //! | `cluster`, `coordinator`, `nodes` | members of etcd, a coordinator, and agents, restarted as by systemd |
 //! | `soak`, `usage` | one long job with many faults, and what its processes use |
@@ -23,6 +24,7 @@ mod cluster;
 mod coordinator;
 mod disk;
 mod fault;
+mod held;
 mod history;
 mod hosts;
 mod inject;
@@ -48,13 +50,13 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::fault::Fault;
 use self::record::Record;
 use self::scene::Stage;
-use self::setting::Setting;
+use self::setting::{Setting, name};
 use self::soak::{Soak, suits};
 use self::testbed::{JOB, Testbed};
 
@@ -70,11 +72,11 @@ struct Options {
     faults: Vec<String>,
     /// Only this stage of a job: joining, sealing, starting, running, quiescing, snapshot, checkpoint or finishing;
     /// can be repeated
-    #[arg(long = "stage", value_name = "NAME", value_parser = stage)]
+    #[arg(long = "stage", value_name = "NAME", value_enum, hide_possible_values = true)]
     stages: Vec<Stage>,
     /// What the jobs are made of: plain (elastic-trainer on the installed etcd), pytorch (workers of PyTorch), secured
     /// (certificates for all, and users of etcd whose tokens last 3 s) or etcd-3.5
-    #[arg(long, value_name = "NAME", value_parser = setting, default_value = "plain")]
+    #[arg(long, value_name = "NAME", value_enum, hide_possible_values = true, default_value = "plain")]
     setting: Setting,
     /// Run only N of these jobs, drawn by the seed
     #[arg(long, value_name = "N")]
@@ -108,14 +110,6 @@ struct Options {
     /// The campaign has started itself in namespaces of its own
     #[arg(long, hide = true)]
     inside: bool,
-}
-
-fn stage(name: &str) -> Result<Stage> {
-    Stage::ALL.into_iter().find(|stage| stage.name() == name).context("there is no such stage")
-}
-
-fn setting(name: &str) -> Result<Setting> {
-    Setting::ALL.into_iter().find(|setting| setting.name() == name).context("there is no such setting")
 }
 
 fn seconds(text: &str) -> Result<Duration> {
@@ -208,15 +202,15 @@ fn report(out: Option<&Path>) -> Result<ExitCode> {
 
 /// The jobs to run: a fault and a stage each. Results that will come again are removed from --out.
 fn jobs<'a>(options: &Options, faults: &'a [Fault]) -> Result<Vec<(&'a Fault, Stage)>> {
-    let stages = if options.stages.is_empty() { Stage::ALL.to_vec() } else { options.stages.clone() };
+    let stages = if options.stages.is_empty() { Stage::value_variants().to_vec() } else { options.stages.clone() };
     let mut jobs: Vec<(&Fault, Stage)> =
         faults.iter().flat_map(|fault| stages.iter().map(move |&stage| (fault, stage))).collect();
     if let Some(sample) = options.sample {
-        jobs.sort_by_key(|(fault, stage)| draw(options.seed, fault.name, stage.name()));
+        jobs.sort_by_key(|(fault, stage)| draw(options.seed, fault.name, *stage));
         jobs.truncate(sample);
     }
     if let Some(out) = &options.out {
-        let setting = options.setting.name();
+        let setting = &name(&options.setting);
         if options.resume {
             let record = Record::read(out)?;
             jobs.retain(|(fault, stage)| !record.has(setting, fault.name, *stage));
@@ -230,8 +224,8 @@ fn jobs<'a>(options: &Options, faults: &'a [Fault]) -> Result<Vec<(&'a Fault, St
 }
 
 /// A number that depends only on these.
-fn draw(seed: u64, fault: &str, stage: &str) -> u64 {
-    u64::from(crc32c::crc32c(format!("{seed} {fault} {stage}").as_bytes()))
+fn draw(seed: u64, fault: &str, stage: Stage) -> u64 {
+    u64::from(crc32c::crc32c(format!("{seed} {fault} {}", name(&stage)).as_bytes()))
 }
 
 fn today() -> Result<String> {
@@ -273,8 +267,8 @@ async fn run_all(options: &Options, jobs: &[(&Fault, Stage)]) -> Result<ExitCode
     let (temporary, testbed) = testbed(options).await?;
     let (mut wrong, mut failed) = (0, 0);
     for (at, (fault, stage)) in jobs.iter().enumerate() {
-        let place = format!("{}/{} {} · {}", at + 1, jobs.len(), fault.name, stage.name());
-        let chance = draw(options.seed, fault.name, stage.name());
+        let place = format!("{}/{} {} · {}", at + 1, jobs.len(), fault.name, name(stage));
+        let chance = draw(options.seed, fault.name, *stage);
         let outcome = match tokio::time::timeout(JOB, testbed.run(fault, *stage, chance)).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(error)) => {
@@ -292,7 +286,7 @@ async fn run_all(options: &Options, jobs: &[(&Fault, Stage)]) -> Result<ExitCode
         wrong += usize::from(!outcome.broken.is_empty());
         if let Some(out) = &options.out {
             let date = today()?;
-            Record::change(out, |record| record.add(options.setting.name(), fault.name, *stage, &date, &outcome))?;
+            Record::change(out, |record| record.add(&name(&options.setting), fault.name, *stage, &date, &outcome))?;
         }
     }
     println!("{} jobs, {wrong} with a broken promise, {failed} that could not be run", jobs.len());

@@ -22,6 +22,11 @@ pub(crate) enum Process {
     /// What ends the workers with the agent.
     Guard,
     Worker,
+    /// What a DataLoader has forked.
+    Loader,
+    /// One of etcd's.
+    Member,
+    Coordinator,
 }
 
 /// A node of the job, with a disk for its logs and runtime files.
@@ -147,6 +152,12 @@ impl Node {
             Process::Agent => agent,
             Process::Guard => below(agent),
             Process::Worker => below(below(agent)),
+            Process::Loader => {
+                let line = |pid: u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                let forked = |&worker: &u32| children(worker).into_iter().filter(move |&pid| line(pid) == line(worker));
+                self.processes(Process::Worker).iter().flat_map(forked).collect()
+            }
+            Process::Member | Process::Coordinator => Vec::new(),
         }
     }
 

@@ -4,10 +4,12 @@ use std::fmt::Write as _;
 use std::io::{Read, Seek, Write};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use elastic_tests::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::scene::Stage;
+use super::setting::name;
 use super::testbed::Outcome;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,19 +56,19 @@ impl Record {
 
     pub(crate) fn has(&self, setting: &str, fault: &str, stage: Stage) -> bool {
         let faults = self.0.get(setting).and_then(|record| record.faults.get(fault));
-        faults.is_some_and(|stages| stages.contains_key(stage.name()))
+        faults.is_some_and(|stages| stages.contains_key(&name(&stage)))
     }
 
     pub(crate) fn forget(&mut self, setting: &str, fault: &str, stage: Stage) {
         let faults = self.0.get_mut(setting).and_then(|record| record.faults.get_mut(fault));
-        faults.map(|stages| stages.remove(stage.name()));
+        faults.map(|stages| stages.remove(&name(&stage)));
     }
 
     pub(crate) fn add(&mut self, setting: &str, fault: &str, stage: Stage, date: &str, outcome: &Outcome) {
         let record = self.0.entry(setting.to_owned()).or_default();
         record.date = date.to_owned();
-        record.stages = Stage::ALL.map(|stage| stage.name().to_owned()).to_vec();
-        record.faults.entry(fault.to_owned()).or_default().insert(stage.name().to_owned(), outcome.result());
+        record.stages = Stage::value_variants().iter().map(name).collect();
+        record.faults.entry(fault.to_owned()).or_default().insert(name(&stage), outcome.result());
     }
 
     fn text(&self) -> Result<String> {

@@ -1,13 +1,15 @@
 //! One job on three hosts, with etcd on three others, and the stages of its life at which faults are injected.
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use elastic_rendezvous::job::{Phase as Says, RoundState};
 use elastic_tests::prelude::*;
 
 use super::cluster::Cluster;
 use super::coordinator::Coordinator;
 use super::disk::Disk;
-use super::fault::{Fault, LEASE};
+use super::fault::{Action, Fault, LEASE};
+use super::held::Held;
 use super::history::Observer;
 use super::hosts::Host;
 use super::inject::Injected;
@@ -17,7 +19,7 @@ use super::secrets::Secrets;
 use super::setting::Setting;
 use super::training::Run;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Stage {
     /// Two of three nodes wait for a place; the third starts while the fault lasts.
     Joining,
@@ -32,32 +34,6 @@ pub(crate) enum Stage {
     Finishing,
 }
 
-impl Stage {
-    pub(crate) const ALL: [Stage; 8] = [
-        Stage::Joining,
-        Stage::Sealing,
-        Stage::Starting,
-        Stage::Running,
-        Stage::Quiescing,
-        Stage::Snapshot,
-        Stage::Checkpoint,
-        Stage::Finishing,
-    ];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Stage::Joining => "joining",
-            Stage::Sealing => "sealing",
-            Stage::Starting => "starting",
-            Stage::Running => "running",
-            Stage::Quiescing => "quiescing",
-            Stage::Snapshot => "snapshot",
-            Stage::Checkpoint => "checkpoint",
-            Stage::Finishing => "finishing",
-        }
-    }
-}
-
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Course {
     last_call: &'static str,
@@ -68,15 +44,17 @@ pub(crate) struct Course {
     restarts: u32,
     /// None: as many as the training has when nothing disturbs it.
     epochs: Option<u32>,
-    /// Flags of its agents, beside those that each job has.
+    /// Flags of its agents, instead of those that each job has.
     flags: &'static [&'static str],
 }
 
 impl Course {
     /// A job that has a fault at this stage, and comes to its end.
-    pub(crate) fn to_its_end(stage: Stage, wall_clock: bool, coordinator: bool) -> Course {
+    pub(crate) fn to_its_end(fault: &Fault, stage: Stage) -> Course {
         let last_call = if stage == Stage::Joining { "3s" } else { "300ms" };
-        Course { last_call, wall_clock, coordinator, restarts: 5, epochs: None, flags: &[] }
+        let wall_clock = fault.actions.iter().any(|action| matches!(action, Action::Clock(..)));
+        let coordinator = fault.is_a_coordinators();
+        Course { last_call, wall_clock, coordinator, restarts: 5, epochs: None, flags: fault.flags }
     }
 
     /// A job that a coordinator leads, and that is ended by its operator.
@@ -99,6 +77,11 @@ const OVER: Duration = Duration::from_secs(150);
 /// The time between two checks of a condition.
 const PERIOD: Duration = Duration::from_millis(2);
 
+/// The fault found nothing that it could strike: the job was over, or about to be.
+#[derive(Debug, thiserror::Error)]
+#[error("the fault strikes nothing")]
+pub(crate) struct Missed;
+
 /// A job with all that it needs.
 pub(crate) struct Scene {
     pub(crate) nodes: Vec<Node>,
@@ -115,6 +98,10 @@ pub(crate) struct Scene {
     pub(crate) lost: Vec<usize>,
     /// Nodes to start again as soon as they have left.
     pub(crate) again: Vec<usize>,
+    /// Guards that are frozen with their workers.
+    pub(crate) held: Vec<Held>,
+    /// Promises that were broken while the fault lasted.
+    pub(crate) wrong: Vec<String>,
     /// The next release of etcd, where there is one.
     pub(crate) newer_etcd: Option<PathBuf>,
     pub(crate) steps: u64,
@@ -127,6 +114,8 @@ pub(crate) struct Ended {
     pub(crate) codes: Vec<Option<i32>>,
     pub(crate) left: Vec<u32>,
     pub(crate) trouble: Option<String>,
+    /// Promises that were broken while the fault lasted.
+    pub(crate) wrong: Vec<String>,
     /// The longest time without a step, after the fault began.
     pub(crate) pause: Duration,
     /// The time from the fault's end to the job's.
@@ -164,6 +153,8 @@ impl Scene {
                 secrets.iter().map(|secrets| format!(",{}", secrets.of_an_agent())).collect::<String>()
             ),
         ];
+        let name = |flag: &str| flag.split('=').next().map(str::to_owned);
+        words.retain(|word| flags.iter().all(|flag| name(flag) != name(word)));
         words.extend(flags.iter().map(ToString::to_string));
         words.extend(secrets.iter().flat_map(Secrets::of_a_peer));
         words.extend(testbed.training.flags());
@@ -192,6 +183,8 @@ impl Scene {
             spared: None,
             lost: Vec::new(),
             again: Vec::new(),
+            held: Vec::new(),
+            wrong: Vec::new(),
             newer_etcd: testbed.newer_etcd.clone(),
             steps: testbed.results.keys().max().copied().unwrap_or(0),
             folder: folder.to_owned(),
@@ -241,32 +234,53 @@ impl Scene {
 
     /// Injects the fault and undoes it after its time. Returns when it began and when it ended, since the job began.
     pub(crate) async fn suffer(&mut self, fault: &Fault) -> Result<(Duration, Duration)> {
-        let mut injected = Injected::default();
-        let began = self.observer.elapsed();
-        for action in &fault.actions {
-            self.inject(action, &mut injected).await.with_context(|| format!("do {action:?}"))?;
-        }
-        let injected_at = Instant::now();
-        // Nodes that were not there yet come while it lasts.
-        for node in &mut self.nodes {
-            if !node.has_started() {
-                node.start()?;
+        for (process, who) in fault.actions.iter().filter_map(Action::strikes) {
+            let begun = Instant::now();
+            while self.processes(process, who).await?.is_empty() {
+                self.tend()?;
+                if self.is_over() || begun.elapsed() > REACHED {
+                    return Err(Missed).with_context(|| format!("there is no {process:?}"));
+                }
+                tokio::time::sleep(PERIOD).await;
             }
         }
-        while injected_at.elapsed() < fault.lasts {
+        let mut injected = Injected::default();
+        let began = self.observer.elapsed();
+        let done = self.inject_all(fault, &mut injected).await;
+        injected.undo(self).context("undo it")?;
+        done.map(|()| (began, self.observer.elapsed()))
+    }
+
+    async fn inject_all(&mut self, fault: &Fault, injected: &mut Injected) -> Result<()> {
+        for action in &fault.actions {
+            self.inject(action, injected).await.with_context(|| format!("do {action:?}"))?;
+        }
+        self.start_missing()?;
+        self.pass(fault.lasts).await
+    }
+
+    /// Nodes that were not there yet come while the fault lasts.
+    pub(super) fn start_missing(&mut self) -> Result<()> {
+        self.nodes.iter_mut().filter(|node| !node.has_started()).try_for_each(Node::start)
+    }
+
+    /// Does nothing to the job for a while.
+    pub(super) async fn pass(&mut self, time: Duration) -> Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < time {
             self.tend()?;
             self.observer.lines();
             tokio::time::sleep(PERIOD).await;
         }
-        self.undo(injected).await.context("undo it")?;
-        Ok((began, self.observer.elapsed()))
+        Ok(())
     }
 
     /// Waits for the end of the job, and of all agents.
     pub(crate) async fn end(&mut self, began: Duration, ended: Duration) -> Ended {
         let trouble = self.over(ended).await.err().map(|error| format!("{error:#}"));
         let end = self.observer.elapsed();
-        let codes = self.nodes.iter().map(super::nodes::Node::end).collect();
+        let here = |at: &usize| !self.lost.contains(at);
+        let codes = (0..self.nodes.len()).map(|at| Some(at).filter(here).and_then(|at| self.nodes[at].end())).collect();
         // Who watches over the workers may take a moment longer than the agent, and the observer may hear of the end
         // later than the agents.
         let left_over = |scene: &Scene| -> Vec<u32> {
@@ -280,7 +294,15 @@ impl Scene {
         }
         let steps: Vec<Duration> =
             self.observer.lines().iter().filter(|line| line.is_step()).map(|line| line.at).collect();
-        Ended { codes, left: left_over(self), trouble, pause: pause(&steps, began), after: end.saturating_sub(ended) }
+        let wrong = std::mem::take(&mut self.wrong);
+        Ended {
+            codes,
+            left: left_over(self),
+            trouble,
+            wrong,
+            pause: pause(&steps, began),
+            after: end.saturating_sub(ended),
+        }
     }
 
     async fn over(&mut self, ended: Duration) -> Result<()> {
@@ -307,20 +329,33 @@ impl Scene {
         Ok(())
     }
 
+    pub(super) fn coordinator(&mut self) -> &mut Coordinator {
+        self.coordinator.as_mut().expect("the fault is a coordinator's")
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.observer.events().is_over()
+    }
+
     /// Does what operators and service managers do while a job runs.
     pub(super) fn tend(&mut self) -> Result<()> {
         for node in &mut self.nodes {
             node.tend()?;
         }
-        let over = self.observer.events().is_over();
-        let nodes = &mut self.nodes;
+        let over = self.is_over();
+        let (nodes, wrong) = (&mut self.nodes, &mut self.wrong);
+        wrong.extend(self.held.iter_mut().filter_map(|held| held.look(&self.observer)));
         let mut failed = None;
         self.again.retain(|&at| {
-            if nodes[at].is_up() {
-                return true;
-            }
             // A job that is over needs no more agents.
-            failed = if over { None } else { nodes[at].start().err() };
+            if nodes[at].is_up() || over {
+                return nodes[at].is_up();
+            }
+            if nodes[at].end() != Some(LEFT) {
+                let name = &nodes[at].host.name;
+                wrong.push(format!("{name} was asked to leave, and ended with {:?}", nodes[at].end()));
+            }
+            failed = nodes[at].start().err();
             false
         });
         failed.map_or(Ok(()), Err)

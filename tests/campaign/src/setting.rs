@@ -1,34 +1,30 @@
 //! What the jobs of a campaign are made of.
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use elastic_tests::prelude::*;
-use serde::{Deserialize, Serialize};
 
 use super::training::Training;
 
+/// A stage or a setting as the command line and the file of results name it.
+pub(crate) fn name(of: &impl ValueEnum) -> String {
+    of.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
 /// What is another than in a plain job: `elastic-trainer` on the installed etcd, over an open network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Setting {
     #[default]
     Plain,
+    #[value(name = "pytorch")]
     PyTorch,
     /// Everyone has a certificate, and etcd has users, whose tokens end after seconds.
     Secured,
+    #[value(name = "etcd-3.5")]
     Etcd35,
 }
 
 impl Setting {
-    pub(crate) const ALL: [Setting; 4] = [Setting::Plain, Setting::PyTorch, Setting::Secured, Setting::Etcd35];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Setting::Plain => "plain",
-            Setting::PyTorch => "pytorch",
-            Setting::Secured => "secured",
-            Setting::Etcd35 => "etcd-3.5",
-        }
-    }
-
     pub(crate) fn training(self) -> Result<Training> {
         match self {
             Setting::PyTorch => Training::pytorch(),

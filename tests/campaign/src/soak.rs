@@ -14,7 +14,7 @@ use etcd_client::GetOptions;
 
 use super::checker::{self, Broken};
 use super::coordinator::Coordinator;
-use super::fault::{self, Action, Fault, Who};
+use super::fault::{self, Action, Fault, Keeps, Who};
 use super::nodes::{Node, Process};
 use super::scene::{Course, Scene, pause};
 use super::testbed::Testbed;
@@ -66,16 +66,17 @@ pub(crate) struct Soaked {
 /// Whether this can be injected into an endless job many times, and its first node's processes stay.
 pub(crate) fn suits(fault: &Fault) -> bool {
     let lasting = |action: &Action| match action {
+        Action::Kill(Process::Member, _) => true,
         Action::Kill(_, who)
         | Action::Reset(who)
-        | Action::Drain(who)
+        | Action::Drain(who, _)
         | Action::Exhaust(_, who, _)
         | Action::OutOfMemory(_, who) => *who == Who::Follower,
-        Action::Lose(_) | Action::Upgrade | Action::Clock(..) | Action::Strobe(_) | Action::KillCoordinator => false,
-        Action::Delete(_) | Action::DeleteNode | Action::Overwrite(..) | Action::OverwriteNode(_) => false,
+        Action::Lose(_) | Action::Upgrade | Action::Clock(..) | Action::ResetEachRound(..) => false,
+        Action::Delete(_) | Action::Overwrite(..) => false,
         _ => true,
     };
-    fault.ends == [0] && !fault.forgets && fault.actions.iter().all(lasting)
+    fault.ends == [0] && fault.keeps != Keeps::Nothing && fault.actions.iter().all(lasting)
 }
 
 impl Testbed {
@@ -198,16 +199,6 @@ impl Scene {
         }
     }
 
-    async fn pass(&mut self, time: Duration) -> Result<()> {
-        let until = self.observer.elapsed() + time;
-        while self.observer.elapsed() < until {
-            self.tend()?;
-            self.observer.lines();
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        Ok(())
-    }
-
     /// Ends the job as its operator: all agents end with that, and nothing of them is left.
     async fn close(&mut self) -> Result<()> {
         const CLOSED: i32 = 4;
@@ -226,7 +217,7 @@ impl Soaked {
         let mut wrong = checker::history(&events);
         wrong.extend(checker::endless(&lines, &testbed.results));
         wrong.extend(testbed.training.spoilt(scene.checkpoints.path(), &events));
-        self.broken.extend(wrong.into_iter().map(|Broken(text)| text));
+        self.broken.extend(wrong.into_iter().map(|Broken(text)| text).chain(scene.wrong.drain(..)));
         self.steps = lines.iter().filter(|line| line.is_step()).count() as u64;
         self.rounds = events.round().map_or(0, |round| round.number);
         let grown = trends(&self.samples).into_iter().filter(Trend::grows);

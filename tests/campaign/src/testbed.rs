@@ -5,11 +5,11 @@ use elastic_tests::prelude::*;
 
 use super::checker::{self, Broken, Results};
 use super::disk;
-use super::fault::{Action, Fault};
+use super::fault::Fault;
 use super::hosts::{self, Host};
 use super::names::Names;
-use super::scene::{Course, Scene, Stage};
-use super::setting::Setting;
+use super::scene::{Course, Missed, Scene, Stage};
+use super::setting::{Setting, name};
 use super::training::Training;
 
 /// What all jobs of a campaign share: hosts, names, and what the undisturbed training shows.
@@ -85,17 +85,26 @@ impl Testbed {
         })
     }
 
-    /// Runs a job, and injects this fault at this stage.
+    /// Runs a job, and injects this fault at this stage: again, where the fault came too late to strike anything.
     pub(crate) async fn run(&self, fault: &Fault, stage: Stage, seed: u64) -> Result<Outcome> {
+        const TRIES: usize = 3;
+        for _ in 1..TRIES {
+            match self.run_once(fault, stage, seed).await {
+                Err(error) if error.is::<Missed>() => {}
+                outcome => return outcome,
+            }
+        }
+        self.run_once(fault, stage, seed).await
+    }
+
+    async fn run_once(&self, fault: &Fault, stage: Stage, seed: u64) -> Result<Outcome> {
         let folder = self.folder.join("job");
         let _ = std::fs::remove_dir_all(&folder);
-        let wall_clock = fault.actions.iter().any(|action| matches!(action, Action::Clock(..) | Action::Strobe(_)));
-        let course = Course::to_its_end(stage, wall_clock, fault.is_a_coordinators());
-        let mut scene = Scene::new(self, &folder, course).await?;
+        let mut scene = Scene::new(self, &folder, Course::to_its_end(fault, stage)).await?;
         let outcome = self.inject_and_judge(&mut scene, fault, stage, seed).await;
         let keep = outcome.as_ref().map_or(true, |outcome| !outcome.broken.is_empty());
         if keep {
-            self.keep(&mut scene, &format!("{} while {}", fault.name, stage.name()))?;
+            self.keep(&mut scene, &format!("{} while {}", fault.name, name(&stage)))?;
         }
         hosts::heal_all()?;
         for at in &scene.lost {

@@ -60,7 +60,7 @@ fn is_traced(pid: u32) -> bool {
 }
 
 /// Whether a process is gone, or only waits for its parent to ask how it ended.
-fn has_ended(pid: u32) -> bool {
+pub(super) fn has_ended(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}/exe")).read_link().is_err()
 }
 

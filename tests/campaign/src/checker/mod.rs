@@ -4,7 +4,7 @@ use elastic_tests::prelude::*;
 
 use elastic_rendezvous::job::{NodeRecord, Phase, RankRecord, RoundRecord, RoundState};
 
-use super::fault::Fault;
+use super::fault::{Action, Fault, Keeps};
 use super::history::{Change, Events, Line};
 use super::scene::Ended;
 
@@ -38,11 +38,11 @@ fn number(event: &Value, name: &str) -> u64 {
 
 /// All that is wrong with a history.
 pub(crate) fn judge(fault: &Fault, events: &Events, lines: &[Line], ended: &Ended, reference: &Results) -> Vec<Broken> {
-    let mut wrong: Vec<Broken> = ended.trouble.iter().map(broken).collect();
+    let mut wrong: Vec<Broken> = ended.trouble.iter().chain(&ended.wrong).map(broken).collect();
     wrong.extend(history(events));
     wrong.extend(outcome(fault, events, ended));
     let succeeded = events.round().is_some_and(|round| round.state == RoundState::Succeeded);
-    wrong.extend(training(lines, reference, succeeded, fault.forgets));
+    wrong.extend(training(lines, reference, succeeded, fault.keeps));
     if !ended.left.is_empty() {
         wrong.push(broken(format!("processes are left: {:?}", ended.left)));
     }
@@ -63,7 +63,7 @@ pub(crate) fn endless(lines: &[Line], reference: &Results) -> Vec<Broken> {
     let mut expected = results(lines).unwrap_or_default();
     expected.extend(reference.iter().map(|(step, result)| (*step, result.clone())));
     let done = steps(lines);
-    training(lines, &expected, false, false).into_iter().chain(once(&done)).collect()
+    training(lines, &expected, false, Keeps::Committed).into_iter().chain(once(&done)).collect()
 }
 
 /// One group at work, agreement, numbers and restarts that only grow, one result.
@@ -149,14 +149,14 @@ fn done_with(
     let last = before.sealed.filter(|_| before.state == RoundState::Forming && round.state == RoundState::Running)?;
     let members = ranks.get(&(last.number.to_string(), last.plan.0.to_string()))?;
     let at_work = members.keys().find(|member| {
-        let said = nodes.get(*member);
-        let rests = said.is_some_and(|said| {
-            said.round.is_none_or(|of| of > last.number)
-                || matches!(said.phase, Phase::Failed | Phase::Stopped | Phase::Done)
-        });
-        !rests && !evicted.contains(*member)
+        !nodes.get(*member).is_some_and(|said| rests(said, last.number)) && !evicted.contains(*member)
     })?;
     Some(broken(format!("round {} was sealed while {at_work} was at work in {}", round.number, last.number)))
+}
+
+/// Whether a node says that its workers do nothing more in this round.
+pub(crate) fn rests(node: &NodeRecord, round: u64) -> bool {
+    node.round.is_none_or(|of| of > round) || matches!(node.phase, Phase::Failed | Phase::Stopped | Phase::Done)
 }
 
 /// A sealed round's ranks are disjoint, without holes, and as many as it says.
@@ -171,6 +171,10 @@ fn agrees(round: &RoundRecord, ranks: &BTreeMap<(String, String), BTreeMap<Strin
             return Some(broken(format!("the ranks of round {} have a hole: {places:?}", round.number)));
         }
         next += place.slots;
+    }
+    let left_out = |name: &str| round.faults.iter().any(|faults| faults.excluded.is_some() && faults.node == name);
+    if let Some(place) = places.iter().find(|place| left_out(&place.name)) {
+        return Some(broken(format!("round {} has {}, which is left out", round.number, place.name)));
     }
     let whole = places.len() == round.group_world_size as usize && next == round.world_size;
     (!whole).then(|| broken(format!("round {} says {} workers: {places:?}", round.number, round.world_size)))
@@ -209,6 +213,11 @@ fn outcome(fault: &Fault, events: &Events, ended: &Ended) -> Vec<Broken> {
     if fault.ends == [0] && round.state != RoundState::Succeeded {
         wrong.push(broken(format!("the job ends as {:?}: {}", round.state, round.reason)));
     }
+    // A node that is lost again and again is named.
+    let again = fault.actions.iter().any(|action| matches!(action, Action::ResetEachRound(..)));
+    if again && round.state == RoundState::Failed && !round.reason.contains("was lost soon after they began") {
+        wrong.push(broken(format!("the job ends for an unclear reason: {}", round.reason)));
+    }
     if round.restarts > fault.charges {
         wrong.push(broken(format!("{} restarts were charged: {}", round.restarts, round.reason)));
     }
@@ -216,18 +225,18 @@ fn outcome(fault: &Fault, events: &Events, ended: &Ended) -> Vec<Broken> {
 }
 
 /// Each sample once in each epoch, in steps with the undisturbed run's bits; no committed step is lost.
-fn training(lines: &[Line], reference: &Results, succeeded: bool, forgets: bool) -> Vec<Broken> {
+fn training(lines: &[Line], reference: &Results, succeeded: bool, keeps: Keeps) -> Vec<Broken> {
     let mut wrong = Vec::new();
-    let (mut round, mut committed, mut furthest) = (0, 0, 0);
+    let (mut round, mut kept, mut furthest) = (0, 0, 0);
     for Line { event, .. } in lines {
         let (of, step) = (number(event, "round"), number(event, "step"));
         match event["event"].as_str() {
             Some("begin") => {
-                if of < round && !forgets {
+                if of < round && keeps != Keeps::Nothing {
                     wrong.push(broken(format!("round {of} begins after round {round}")));
                 }
-                if step < committed && !forgets {
-                    wrong.push(broken(format!("round {of} begins after step {step}, committed was {committed}")));
+                if step < kept && keeps != Keeps::Nothing {
+                    wrong.push(broken(format!("round {of} begins after step {step}, and {kept} was to be kept")));
                 }
                 (round, furthest) = (of, step);
             }
@@ -236,8 +245,9 @@ fn training(lines: &[Line], reference: &Results, succeeded: bool, forgets: bool)
                     wrong.push(broken(format!("step {step} of round {of} after step {furthest} of round {round}")));
                 }
                 furthest = step;
+                kept = if keeps == Keeps::All { kept.max(step) } else { kept };
             }
-            Some("committed") => committed = committed.max(step),
+            Some("committed") => kept = kept.max(step),
             _ => {}
         }
     }

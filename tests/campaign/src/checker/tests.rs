@@ -36,19 +36,28 @@ fn reference() -> Results {
 
 #[test]
 fn a_run_that_continues_is_sound() {
-    assert_eq!(training(&good(), &reference(), true, false), []);
+    assert_eq!(training(&good(), &reference(), true, Keeps::Committed), []);
     // A step that was done again counts once.
     let mut again = good();
     again.push(begin(3, 2));
     again.push(step(3, 3, [1, 0, 5], 1.0));
-    assert_eq!(training(&again, &reference(), true, false), []);
+    assert_eq!(training(&again, &reference(), true, Keeps::Committed), []);
+}
+
+#[test]
+fn a_planned_stop_keeps_what_was_not_committed_too() {
+    let mut again = good();
+    again.push(begin(3, 2));
+    assert_eq!(training(&again, &reference(), true, Keeps::Committed), []);
+    let wrong = training(&again, &reference(), true, Keeps::All);
+    assert!(matches!(&wrong[..], [Broken(text)] if text.contains("after step 2, and 3 was to be kept")), "{wrong:?}");
 }
 
 #[test]
 fn each_fault_of_a_training_is_seen() {
     type Spoil = fn(&mut Vec<Line>);
     let spoils: [(&str, Spoil); 6] = [
-        ("committed was 2", |lines| lines[4] = begin(2, 1)),
+        ("2 was to be kept", |lines| lines[4] = begin(2, 1)),
         ("another result", |lines| lines.extend([begin(3, 2), step(3, 3, [1, 0, 5], 1.5)])),
         ("not the undisturbed", |lines| lines[1] = step(1, 1, [0, 0, 5], 3.5)),
         ("begins with sample 6", |lines| lines[2] = step(1, 2, [0, 6, 9], 2.0)),
@@ -58,7 +67,7 @@ fn each_fault_of_a_training_is_seen() {
     for (expected, spoil) in spoils {
         let mut lines = good();
         spoil(&mut lines);
-        let wrong = training(&lines, &reference(), true, false);
+        let wrong = training(&lines, &reference(), true, Keeps::Committed);
         assert!(wrong.iter().any(|Broken(text)| text.contains(expected)), "{expected}: {wrong:?}");
     }
 }
@@ -124,8 +133,12 @@ fn rounds_that_follow_each_other_are_sound() {
 #[test]
 fn each_fault_of_a_round_is_seen() {
     type Spoil = fn(&mut Vec<(i64, String, String)>);
-    let spoils: [(&str, Spoil); 6] = [
+    let spoils: [(&str, Spoil); 7] = [
         ("was at work", |changes| drop(changes.remove(8))),
+        ("is left out", |changes| {
+            let left_out = r#""faults":[{"node":"a","excluded":{"round":2,"lasts_ms":1}}],"generation""#;
+            changes[11].2 = changes[11].2.replace(r#""generation""#, left_out);
+        }),
         ("a hole", |changes| changes[10].2 = rank(2)),
         ("says 2 workers", |changes| drop(changes.remove(10))),
         ("a number falls", |changes| changes.push((8, "round".into(), round(1, "running", Some((1, 1)), 1, 2)))),

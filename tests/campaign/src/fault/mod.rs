@@ -14,13 +14,29 @@ use super::setting::Setting;
 
 pub(crate) use self::all::all;
 
-/// The nodes that a fault is injected into.
+/// The nodes, or the members of etcd, that a fault is injected into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Who {
     Leader,
     Follower,
+    /// All but the leader.
+    Followers,
     LeaderAndFollower,
     All,
+}
+
+impl Who {
+    /// Those of `all`, some of which lead.
+    pub(crate) fn of(self, all: Vec<usize>, leading: &[usize]) -> Vec<usize> {
+        let mut following = all.iter().copied().filter(|at| !leading.contains(at));
+        match self {
+            Who::Leader => leading.to_vec(),
+            Who::Follower => following.take(1).collect(),
+            Who::Followers => following.collect(),
+            Who::LeaderAndFollower => leading.iter().copied().chain(following.next()).collect(),
+            Who::All => all,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,12 +55,17 @@ pub(crate) enum Direction {
     Received,
 }
 
+/// The key of a follower's record.
+pub(crate) const A_NODE: &str = "a node";
+
+/// How an operator ends an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
-    Leader,
-    Follower,
-    Majority,
-    All,
+pub(crate) enum Told {
+    Once,
+    /// With several signals within a second.
+    Again,
+    /// With a signal to each process of its host, as a service manager or a batch system sends it.
+    WithAll,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,20 +79,25 @@ pub(crate) enum Place {
 /// Something that is done. What lasts is undone when the fault ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Action {
+    /// SIGKILL. What is no node's is started again in the end.
     Kill(Process, Who),
+    /// SIGSTOP, and SIGCONT in the end.
     Freeze(Process, Who),
+    /// SIGSTOP for a guard and its workers, which only SIGKILL can end then. Its agent has a reason to do so.
+    Hold(Who),
     /// It gets a processor for 5 ms in every 100.
     Starve(Process, Who),
     /// The host loses all its processes at once, and boots again.
     Reset(Who),
+    /// The hosts are reset together, each time that one of them has started its workers, in so many rounds at most: until
+    /// one is left out, or the job ends.
+    ResetEachRound(Who, usize),
     /// The host falls silent and never comes back.
     Lose(Who),
     /// An operator ends its agent with SIGTERM, and starts it again later.
-    Drain(Who),
+    Drain(Who, Told),
     /// System calls of a process fail or are slow, by `strace --inject`.
     Inject(Process, Who, &'static str),
-    /// The same for a member of etcd.
-    InjectStore(Which, &'static str),
     /// A process may have no more of this than it has.
     Exhaust(Process, Who, Resource),
     /// The kernel's out-of-memory killer ends a process, when it asks for more.
@@ -87,43 +113,59 @@ pub(crate) enum Action {
     Names(Answers),
     /// The wall clock is set ahead by these seconds.
     Clock(Who, i64),
-    /// The wall clock jumps back and forth by an hour.
-    Strobe(Who),
-    /// SIGKILL for members of etcd, which are started again in the end.
-    KillStore(Which),
-    FreezeStore(Which),
     /// A member is cut off from the other members.
-    CutMember(Which),
+    CutMember(Who),
     /// A member is lost with its data, and another takes its place.
-    ReplaceMember(Which),
+    ReplaceMember(Who),
     /// Members are restarted one after the other as the next release.
     Upgrade,
     Compact,
-    /// etcd takes no writes: its quota is used up.
-    NoSpace,
+    /// Whether etcd takes no writes: its quota is used up.
+    NoSpace(bool),
     MoveLeader,
     Defragment,
     RevokeLeases,
     /// The keys of the job that begin like this are deleted.
     Delete(&'static str),
-    /// The record of a follower is deleted.
-    DeleteNode,
     /// A key of the job holds this.
     Overwrite(&'static str, &'static str),
-    /// The record of a follower holds this.
-    OverwriteNode(&'static str),
-    /// SIGKILL for the coordinator, which is started again in the end.
-    KillCoordinator,
-    /// SIGSTOP for the coordinator, and SIGCONT in the end.
-    FreezeCoordinator,
     /// The coordinator's ways to these are cut.
     CutCoordinator(Side),
     /// Certificates have expired, and etcd restarts, so that it checks them.
     Expire(Holder),
-    /// etcd's user of the job may do nothing.
-    TakeRights,
+    /// Whether etcd's user of the job may do anything.
+    Rights(bool),
     ForgetTokens,
     Wait(Duration),
+    /// Nothing is done, once there is such a process.
+    Await(Process, Who),
+}
+
+impl Action {
+    /// The processes that it is for. It is done once there is one of them.
+    pub(crate) fn strikes(&self) -> Option<(Process, Who)> {
+        match *self {
+            Action::Hold(who) => Some((Process::Worker, who)),
+            Action::Kill(process, who)
+            | Action::Freeze(process, who)
+            | Action::Starve(process, who)
+            | Action::Inject(process, who, _)
+            | Action::Exhaust(process, who, _)
+            | Action::OutOfMemory(process, who)
+            | Action::Await(process, who) => Some((process, who)),
+            _ => None,
+        }
+    }
+}
+
+/// What a job keeps of what it has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    /// Perhaps nothing: the fault takes away what the job has committed.
+    Nothing,
+    Committed,
+    /// Each step that was done: it is stopped as planned.
+    All,
 }
 
 #[derive(Debug, Clone)]
@@ -137,8 +179,9 @@ pub(crate) struct Fault {
     pub(crate) charges: u32,
     /// Exit codes that the agents may end with, all with the same.
     pub(crate) ends: &'static [i32],
-    /// Whether it takes away what the job has committed, so that it may begin again.
-    pub(crate) forgets: bool,
+    pub(crate) keeps: Keeps,
+    /// Flags of the job's agents, instead of those that each job has.
+    pub(crate) flags: &'static [&'static str],
 }
 
 /// The longest that a node may be silent before it is given up.
@@ -152,9 +195,12 @@ const LONG: Duration = Duration::from_secs(7);
 
 const AT_ONCE: Duration = Duration::ZERO;
 
+/// More rounds than a job has that counts each loss.
+pub(crate) const MANY: usize = 8;
+
 /// A fault that costs nothing, after which the job succeeds.
 fn fault(name: &'static str, lasts: Duration, actions: &[Action]) -> Fault {
-    Fault { name, actions: actions.to_vec(), lasts, charges: 0, ends: &[0], forgets: false }
+    Fault { name, actions: actions.to_vec(), lasts, charges: 0, ends: &[0], keeps: Keeps::Committed, flags: &[] }
 }
 
 impl Fault {
@@ -165,8 +211,9 @@ impl Fault {
 
     /// Whether a coordinator has to lead the job.
     pub(crate) fn is_a_coordinators(&self) -> bool {
-        let of_it = |action: &Action| {
-            matches!(action, Action::KillCoordinator | Action::FreezeCoordinator | Action::CutCoordinator(_))
+        let of_it = |action: &Action| match action {
+            Action::CutCoordinator(_) => true,
+            _ => action.strikes().is_some_and(|(process, _)| process == Process::Coordinator),
         };
         self.actions.iter().any(of_it)
     }
@@ -174,9 +221,9 @@ impl Fault {
     /// Whether it can be injected into a job of this setting.
     pub(crate) fn applies_to(&self, setting: Setting) -> bool {
         self.actions.iter().all(|action| match action {
-            Action::Expire(_) | Action::TakeRights | Action::ForgetTokens => setting == Setting::Secured,
+            Action::Expire(_) | Action::Rights(_) | Action::ForgetTokens => setting == Setting::Secured,
             Action::Upgrade => setting != Setting::Etcd35,
-            _ => true,
+            _ => setting == Setting::PyTorch || action.strikes().is_none_or(|(of, _)| of != Process::Loader),
         })
     }
 
@@ -184,8 +231,12 @@ impl Fault {
         Fault { ends, ..self }
     }
 
-    fn forgets(self) -> Fault {
-        Fault { forgets: true, ..self }
+    fn keeps(self, keeps: Keeps) -> Fault {
+        Fault { keeps, ..self }
+    }
+
+    fn flags(self, flags: &'static [&'static str]) -> Fault {
+        Fault { flags, ..self }
     }
 }
 
