@@ -131,7 +131,8 @@ async fn a_script_speaks_with_its_agent() {
 #[tokio::test]
 async fn a_script_that_gives_up_ends_its_job() {
     let job = Job::on_etcd("1").await.flag("--max-restarts=3").env("PYTHONPATH", package());
-    let mut agent = job.python_script("import elastic_agent\nelastic_agent.give_up('the loss is NaN')").start("a");
+    let job = job.python_script("import elastic_agent\nelastic_agent.give_up('the loss is NaN')");
+    let mut agent = job.start("a");
     assert_eq!(agent.exit(LIMIT).await, JOB_FAILED);
     let why = "a: the loss is NaN (exit code 1); the worker says that a restart cannot help";
     assert!(agent.output().contains(why), "{}", agent.output());

@@ -13,7 +13,6 @@ use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
 use super::command_lines::CommandLines;
-use super::setup;
 use crate::store::participation::Participation;
 use crate::workers::group::Moved;
 use crate::workers::guard_client::Event;
@@ -34,13 +33,6 @@ async fn drive(
 ) -> End {
     loop {
         match part.run(setup.clone(), &commands, &mut reports).await {
-            Parting::Rejoin(reason) if setup::refuses(&setup.record.peer).await => {
-                return End::Refused(format!(
-                    "evicted: {reason}. But it lives: other nodes take it for dead because its address {} refuses \
-                     connections; is that address another host's now, or does a firewall reject?",
-                    setup.record.peer
-                ));
-            }
             Parting::Rejoin(reason) => {
                 setup.record.incarnation = Uuid::new_v4().to_string();
                 // The port offered before may have been used.

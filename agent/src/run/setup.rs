@@ -204,7 +204,10 @@ pub(super) async fn reached(options: &Options, host: String, listener: &TcpListe
     if options.network.local_addr.is_none() {
         return Ok(peer);
     }
-    if !refuses(&peer).await {
+    let connected = tokio::time::timeout(SELF, TcpStream::connect((peer.host.as_str(), peer.port))).await;
+    // Whether a silent or translated address leads here, only another machine can find out.
+    let Ok(Err(error)) = connected else { return Ok(peer) };
+    if error.kind() != ErrorKind::ConnectionRefused {
         return Ok(peer);
     }
     let advice = format!(
@@ -213,13 +216,6 @@ pub(super) async fn reached(options: &Options, host: String, listener: &TcpListe
         listener.local_addr()?
     );
     Err(anyhow::Error::msg(options.store.in_form(advice)))
-}
-
-/// Whether an address of this node refuses connections. Whether one that is silent or translated leads here, only another
-/// machine can find out.
-pub(super) async fn refuses(peer: &Endpoint) -> bool {
-    let connected = tokio::time::timeout(SELF, TcpStream::connect((peer.host.as_str(), peer.port))).await;
-    matches!(connected, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// The node's part in the job, in the protocol that the store speaks.

@@ -152,7 +152,7 @@ fn served_elsewhere(endpoint: &Endpoint, is_host: Option<bool>) -> String {
                 or --master-addr";
     let one = "give one node --node-rank=0 or --rdzv-conf=is_host=1";
     match is_host {
-        _ if names_loopback(&endpoint.host) => format!("another agent must serve it ({one}), and {each}"),
+        _ if names_loopback(&endpoint.host) => format!("another agent must serve it ({one}), and {each}. {ENDED}"),
         Some(_) => format!("another agent must serve it: {one}. {ENDED}"),
         None => format!(
             "no address of this machine, so the agent on the machine that has it serves the store; for an address that \

@@ -370,22 +370,6 @@ async fn an_endpoint_that_leads_no_node_to_another_is_named() {
 }
 
 #[tokio::test]
-async fn a_node_whose_address_is_another_hosts_later_is_not_called_gone() {
-    let Some(hosts) = Hosts::new("moved") else { return };
-    let job = Job::met_by(&["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.2.1:29400"], "2").conf("join_timeout", "15m");
-    let first = hosts.start(&job, 0, &["--local-addr=10.77.1.1"]);
-    first.says("this agent serves the job's store", LIMIT).await;
-    let mut second = hosts.start(&job, 1, &["--local-addr=10.77.1.2"]);
-    job.runs(1, 2).await;
-    for (host, change, address) in [(1, "add", "10.77.1.3/32"), (1, "del", "10.77.1.2/24"), (0, "add", "10.77.1.2/24")]
-    {
-        ip(&["-n", &hosts.names[host], "addr", change, address, "dev", "net1"]).unwrap();
-    }
-    assert_eq!(second.exit(LIMIT).await, 1, "{}", second.output());
-    assert!(second.output().contains("But it lives: other nodes take it for dead because its"), "{}", second.output());
-}
-
-#[tokio::test]
 async fn a_pod_is_advised_in_the_variables_of_its_spec() {
     let Some(hosts) = Hosts::new("variables") else { return };
     let env = [("PET_RDZV_ENDPOINT", "10.77.2.1:29400"), ("PET_INSECURE", "1")];

@@ -59,7 +59,7 @@ open(e["TORCHELASTIC_TIMER_FILE"], "w").close()
 if round == 1: sys.exit(shutil.rmtree(e["XDG_RUNTIME_DIR"]) or "the user logs out")
 "#;
     let job = Job::met_by(&["--standalone"], "1").flag("--max-restarts=1").env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
-    let job = job.python(worker);
+    let job = job.named("logout").python(worker);
     let mut agent = job.start("a");
     assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
     let (gone, said) = (job.path("run"), agent.output());
