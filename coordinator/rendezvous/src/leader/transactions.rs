@@ -31,6 +31,7 @@ impl Leader {
             faults: form.faults,
             leaving: view.drained_members(),
             paused: form.paused,
+            begins_generation: old.begins_generation,
             ..RoundRecord::forming(form.number, old.generation, reason)
         };
         // The record is written once, and last, with the evictions that fit next to it: every node reads it each time
@@ -132,7 +133,8 @@ impl Leader {
         reason: &str,
     ) -> (Doing, Txn) {
         let old = view.round.value.clone();
-        let record = RoundRecord { state, cause, paused: false, reason: reason.to_owned(), ..old };
+        let record =
+            RoundRecord { state, cause, paused: false, begins_generation: false, reason: reason.to_owned(), ..old };
         let swept = swept(view);
         let txn = self.round_txn(now, &record, &[], self.sweep_ops(&swept));
         (Doing::Finish { record, swept }, txn)
