@@ -47,22 +47,16 @@ fn replan(view: &View, evict: Vec<Eviction>, afresh: bool) -> Verdict {
     Verdict::Form(Form { evict, afresh, paused: round.paused, ..Form::of(round.number) })
 }
 
-/// The reason of a new plan. A round that begins a generation waits for the members of a generation that is over: their
-/// loss is no reason for this round.
-fn because(view: &View, reason: &str) -> String {
-    if view.round.value.begins_anew() { RoundRecord::BEGINS_ANEW.to_owned() } else { reason.to_owned() }
-}
-
 /// A new plan, where the present one lacks what members must read in it.
 fn stale_plan(view: &View) -> Option<Decided> {
     let round = &view.round.value;
     if view.desired.paused && !round.paused {
-        return Some((replan(view, Vec::new(), false), because(view, PAUSED)));
+        return Some((replan(view, Vec::new(), false), PAUSED.to_owned()));
     }
     // mutant plan_inherited: !view.planned_here => false
     if !view.planned_here {
         // A generation's first record was written by the node that began it, so its first leader always finds one.
-        let suffix = if round.sealed.is_some() && !round.begins_anew() { TAKEN_OVER } else { "" };
+        let suffix = if round.sealed.is_some() && !round.begins_generation { TAKEN_OVER } else { "" };
         let reason = round.reason.trim_end_matches(TAKEN_OVER);
         return Some((replan(view, Vec::new(), false), format!("{reason}{suffix}")));
     }
@@ -82,7 +76,11 @@ fn members_still_there(now: Time, view: &View, wake: &mut Wake) -> Option<Decide
     let gathers = !outstanding.is_empty() && evict.iter().all(can_wait);
     if let Some(first) = evict.first().filter(|_| !gathers) {
         let gone: Vec<&NodeId> = evict.iter().map(|eviction| &eviction.node).collect();
-        let reason = because(view, &format!("lost {}: {}", names(&gone), first.reason));
+        // The loss of members of a generation that is over is no reason for this round.
+        let reason = match view.round.value.begins_generation {
+            true => RoundRecord::BEGINS_ANEW.to_owned(),
+            false => format!("lost {}: {}", names(&gone), first.reason),
+        };
         return Some((replan(view, evict, false), reason));
     }
     // mutant nobody_is_waited_for: !outstanding.is_empty() => false
@@ -147,7 +145,7 @@ fn not_yet(now: Time, view: &View, wake: &mut Wake, chosen: &Candidates<'_>) -> 
     // mutant a_pause_is_over_at_once: round.paused => false
     if round.paused {
         // Only now that no one's workers are still ending: they were given longer than for another round.
-        return Some((Verdict::Form(Form::of(round.number)), because(view, RESUMED)));
+        return Some((Verdict::Form(Form::of(round.number)), RESUMED.to_owned()));
     }
     if let Some(problem) = &view.unreadable_checkpoint {
         let message = format!(

@@ -200,6 +200,10 @@ pub struct RoundRecord {
     /// sealed before the job is resumed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
+    /// While forming: a generation begins with it that follows another one. The members that it waits for are that
+    /// other's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub begins_generation: bool,
     /// Why it came to be, for people.
     pub reason: String,
     /// The job's root cause, once failed.
@@ -208,7 +212,7 @@ pub struct RoundRecord {
 }
 
 impl RoundRecord {
-    /// The reason of a generation's rounds until one is sealed, where another generation was before.
+    /// The reason of a round that begins a generation, where another generation was before.
     pub const BEGINS_ANEW: &str = "the job begins anew";
 
     /// A round that forms, of which nothing is known yet.
@@ -228,6 +232,7 @@ impl RoundRecord {
             checkpoint: None,
             leaving: Vec::new(),
             paused: false,
+            begins_generation: false,
             reason: reason.into(),
             cause: None,
         }
@@ -249,12 +254,6 @@ impl RoundRecord {
             _ => false,
         };
         this >= that && self.number >= before.number && !again
-    }
-
-    /// Whether it is still the first round of a generation that follows another. The members that it waits for are that
-    /// other's. Only the reason tells: the record has no field for it.
-    pub fn begins_anew(&self) -> bool {
-        self.reason == RoundRecord::BEGINS_ANEW
     }
 }
 

@@ -31,6 +31,7 @@ impl Leader {
             faults: form.faults,
             leaving: view.drained_members(),
             paused: form.paused,
+            begins_generation: old.begins_generation,
             ..RoundRecord::forming(form.number, old.generation, reason)
         };
         // The record is written once, and last, with the evictions that fit next to it: every node reads it each time
@@ -40,6 +41,7 @@ impl Leader {
         let evicting = |batch: &[Eviction]| self.guarded(self.evict_ops(view, batch)).guarded(self.silent(view, batch));
         let mut txns: VecDeque<Txn> = before.chunks(MOST_EVICTIONS).map(evicting).collect();
         let written = self.round_txn(now, &record, &form.evict, self.evict_ops(view, last));
+        // mutant evicted_though_heard: written.guarded(self.silent(view, last)) => written
         txns.push_back(written.guarded(self.silent(view, last)));
         let first = txns.pop_front().unwrap_or_default();
         (Doing::Form { record, evict: form.evict, quick: form.quick, rest: txns }, first)
@@ -132,7 +134,8 @@ impl Leader {
         reason: &str,
     ) -> (Doing, Txn) {
         let old = view.round.value.clone();
-        let record = RoundRecord { state, cause, paused: false, reason: reason.to_owned(), ..old };
+        let record =
+            RoundRecord { state, cause, paused: false, begins_generation: false, reason: reason.to_owned(), ..old };
         let swept = swept(view);
         let txn = self.round_txn(now, &record, &[], self.sweep_ops(&swept));
         (Doing::Finish { record, swept }, txn)

@@ -54,6 +54,21 @@ fn a_read_does_not_begin_a_grace_again() {
 }
 
 #[test]
+fn whom_the_first_round_of_a_generation_waits_for_follows_from_its_field_and_not_from_its_reason() {
+    for (begins, reason) in [(true, "r"), (false, RoundRecord::BEGINS_ANEW)] {
+        let mut scene = Scene::forming(waits(2), running(1));
+        (scene.round["begins_generation"], scene.round["reason"]) = (json!(begins), json!(reason));
+        let (mut leader, _) = scene.leader();
+        written(&mut leader, NOW, 7);
+        // The loss of b is no reason for a round of another generation.
+        let wants = leader.step(NOW + SECOND * 2, LeaderInput::Tick);
+        let record = round(&scene, &wants).expect("a plan without b");
+        assert_eq!(record.reason == RoundRecord::BEGINS_ANEW, begins, "{}", record.reason);
+        assert_eq!(record.begins_generation, begins);
+    }
+}
+
+#[test]
 fn an_evicted_node_is_waited_for_from_when_the_others_follow_this_leader() {
     let scene = Scene::forming(waits(2), running(1));
     let (mut leader, _) = scene.leader();

@@ -79,8 +79,13 @@ fn a_generation_begins_only_where_no_node_is_left() {
         MemberOutput::Txn(Call::Begin, txn) => Some(txn),
         _ => None,
     });
-    let alone = crate::kv::Guard::empty(keys().nodes());
-    assert!(begins.is_some_and(|txn| txn.when.contains(&alone)), "{out:?}");
+    let begins = begins.expect("it begins one");
+    assert!(begins.when.contains(&crate::kv::Guard::empty(keys().nodes())), "{out:?}");
+    let round = begins.then.iter().find_map(|op| match op {
+        crate::kv::Op::Put { key, value, .. } if *key == keys().round() => serde_json::from_slice(value).ok(),
+        _ => None,
+    });
+    assert_eq!(round.map(|round: RoundRecord| (round.generation, round.begins_generation)), Some((2, true)));
 }
 
 #[test]

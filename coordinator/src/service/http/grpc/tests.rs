@@ -110,6 +110,7 @@ fn round() -> RoundRecord {
         checkpoint: Some(checkpoint()),
         leaving: vec!["b".into()],
         paused: true,
+        begins_generation: true,
         reason: "why".into(),
         cause: Some(failure()),
     }
