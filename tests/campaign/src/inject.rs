@@ -18,7 +18,9 @@ use super::tracer::{Tracer, has_ended};
 
 /// What has to be undone when the fault ends.
 #[derive(Default)]
-pub(crate) struct Injected(Vec<Box<dyn FnOnce(&mut Scene) -> Result<()>>>);
+pub(crate) struct Injected(Vec<Undo>);
+
+type Undo = Box<dyn FnOnce(&mut Scene) -> Result<()>>;
 
 impl Injected {
     fn then(&mut self, undo: impl FnOnce(&mut Scene) -> Result<()> + 'static) {
@@ -71,21 +73,7 @@ impl Scene {
                 }
                 self.struck(process, who).await?.into_iter().for_each(|pid| send(pid, Signal::KILL));
             }
-            Action::Hold(who) => {
-                injected.then(|scene| {
-                    for held in std::mem::take(&mut scene.held) {
-                        scene.wrong.extend(held.let_go()?);
-                    }
-                    Ok(())
-                });
-                for at in self.targets(who) {
-                    let name = [self.nodes[at].host.name.clone()];
-                    self.until("its workers run", |scene| scene.is_over() || scene.starts(&name) > 0).await?;
-                    let round = self.starts(&name);
-                    ensure!(round > 0, Missed);
-                    self.held.push(Held::new(&self.nodes[at], round, self.observer.elapsed()));
-                }
-            }
+            Action::Hold(who) => self.hold(who, injected).await?,
             Action::Freeze(process, who) => {
                 for pid in self.struck(process, who).await? {
                     send(pid, Signal::STOP);
@@ -135,6 +123,24 @@ impl Scene {
             Action::Wait(time) => self.pass(time).await?,
             Action::Await(..) => {}
             _ => return self.inject_around(action, injected).await,
+        }
+        Ok(())
+    }
+
+    /// Freezes guards and their workers, once these work.
+    async fn hold(&mut self, who: Who, injected: &mut Injected) -> Result<()> {
+        injected.then(|scene| {
+            for held in std::mem::take(&mut scene.held) {
+                scene.wrong.extend(held.let_go()?);
+            }
+            Ok(())
+        });
+        for at in self.targets(who) {
+            let name = [self.nodes[at].host.name.clone()];
+            self.until("its workers run", |scene| scene.is_over() || scene.starts(&name) > 0).await?;
+            let round = self.starts(&name);
+            ensure!(round > 0, Missed);
+            self.held.push(Held::new(&self.nodes[at], round, self.observer.elapsed()));
         }
         Ok(())
     }
