@@ -1,4 +1,4 @@
-//! The store, or a record, as it was before: a backup is restored, or somebody writes an old record again.
+//! The store, or a record, in an earlier state: a backup is restored, or somebody writes an old record again.
 
 use std::collections::BTreeMap;
 
@@ -120,7 +120,7 @@ impl World {
         .collect()
     }
 
-    /// Somebody writes a record again as it was: the round's with its rank keys, or another.
+    /// Somebody writes an earlier value of a record again: the round's with its rank keys, or another.
     pub(crate) fn write_again(&mut self, of_round: bool) {
         let count = self.store.backups.len() as u64;
         if count == 0 || !self.store.up {
@@ -145,7 +145,7 @@ impl World {
             }
             self.history_is_lost();
         }
-        self.schedule(|| format!("{} is written again as it was: {}", kv.key, String::from_utf8_lossy(&kv.value)));
+        self.schedule(|| format!("{} is written again: {}", kv.key, String::from_utf8_lossy(&kv.value)));
         self.store.apply(self.now, &Request::Txn(Txn::of(ops)));
         self.changed();
     }
