@@ -8,7 +8,6 @@ use elastic_store::Scope;
 use crate::coverage::Coverage;
 use crate::dice::{MS, SECOND};
 use crate::faults::Fault;
-use crate::process::Process;
 use crate::promises::Breach;
 use crate::scenario::FaultKind;
 use crate::shrink::{Edit, Injected};
@@ -66,8 +65,6 @@ impl World {
             FaultKind::CutStore,
             FaultKind::Compact,
             FaultKind::Freeze,
-            FaultKind::Refuse,
-            FaultKind::Restore,
         ];
         if !delaying.into_iter().any(|kind| self.scenario.has(kind)) {
             self.promises.failures_are_seen_promptly();
@@ -99,25 +96,19 @@ impl World {
         let mut by = self.now + self.patience();
         let mut ran = self.finishing;
         while !self.promises.broken() {
-            self.run_until(self.now + if self.blow.is_some() { SECOND / 10 } else { SECOND });
+            self.run_until(self.now + SECOND);
             if self.generation() != generation {
                 generation = self.generation();
                 by = self.now + self.patience();
             }
             let round = self.store_round().map(|round| round.value);
-            self.check_blow(round.as_ref());
-            self.check_work(round.as_ref());
             match round.as_ref().map(|round| round.state) {
                 Some(RoundState::Succeeded | RoundState::Closed) => return self.all_leave(),
                 _ => self.top_up(),
             }
-            if let Some(round) = round.as_ref().filter(|round| !ran && self.blow.is_none() && self.runs_fully(round)) {
-                if self.blows > 0 {
-                    self.last_blow(round);
-                } else {
-                    ran = true;
-                    self.finish();
-                }
+            if !ran && round.as_ref().is_some_and(|round| self.runs_fully(round)) {
+                ran = true;
+                self.finish();
                 by = self.now + self.patience();
             }
             if self.now > by {
@@ -139,25 +130,6 @@ impl World {
             + timings.min_round_time
             + Duration::from_secs(40);
         all.as_nanos() as u64
-    }
-
-    /// Who cannot have seen what the store holds works on only while nothing tells it so: for one lease.
-    fn check_work(&mut self, round: Option<&RoundRecord>) {
-        let timings = &self.scenario.spec.timings;
-        let noticed = timings.lease_ttl + timings.margin + Duration::from_secs(5);
-        let healed = self.promises.healed.unwrap_or(self.now);
-        if self.now < healed + noticed.as_nanos() as u64 {
-            return;
-        }
-        let sealed = round.and_then(|round| round.sealed);
-        let strays = |process: &&Process| {
-            let own = process.start.as_ref().and_then(|start| start.round.sealed);
-            process.alive && process.at_work().is_some() && own != sealed
-        };
-        if let Some(process) = self.processes.iter().find(strays) {
-            let what = format!("{} works in {:?}, the store holds {sealed:?}", process.id(), process.start);
-            self.promises.breach("no one works in a round that the store does not hold", what);
-        }
     }
 
     fn generation(&self) -> u64 {
@@ -198,7 +170,7 @@ impl World {
         }
     }
 
-    pub(crate) fn standing(&self) -> String {
+    fn standing(&self) -> String {
         let agents: Vec<String> = self
             .processes
             .iter()

@@ -86,8 +86,7 @@ impl World {
     }
 
     pub(crate) fn tree_fails(&mut self, p: usize, tree: u64, class: FailureClass) {
-        let over = self.healed && self.blow.is_none();
-        if !self.has_tree(p, tree) || self.processes[p].stop_asked || !self.processes[p].alive || over {
+        if !self.has_tree(p, tree) || self.processes[p].stop_asked || !self.processes[p].alive || self.healed {
             return;
         }
         // A worker that blames a peer may have asked for a round, and live.
