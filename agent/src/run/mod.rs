@@ -198,9 +198,8 @@ async fn join(
     let grace = known.timings.stop_grace;
     let group = setup::group(options, plan, &identity, address.address.clone(), env, known, console)?;
     let mut group = LocalGroup::new(group, guard, logs)?;
-    if let Some(directory) = group.log_directory() {
-        tracing::info!(directory = %directory.display(), "logs");
-    }
+    let log_directory = group.log_directory().into_iter();
+    log_directory.for_each(|directory| tracing::info!(directory = %directory.display(), "logs"));
     group.guard().hold(identity.lock_fd())?;
     let listener = setup::listen(&options.network, &address.address)?;
     group.guard().hold(&listener)?;
@@ -223,10 +222,9 @@ async fn join(
     let mut record = setup::record(options, &identity, peer, slots);
     let alone = setup::alone(options, &paths.keys, record.id(), tls);
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name);
-    let warm_up_limit = options.workers.warm_up.unwrap_or_default();
     let status = part.status();
     let job_timings = || status.borrow().timings.unwrap_or(options.spec.timings);
-    let quiesce = options.workers.quiesce_timeout;
+    let (quiesce, warm_up_limit) = (options.workers.quiesce_timeout, options.workers.warm_up.unwrap_or_default());
     let mut local = WorkersLifecycle::new(identity, group, socket, watchdog, gpus, quiesce, warm_up_limit);
 
     let end = tokio::select! {
