@@ -304,7 +304,7 @@ async fn what_one_client_may_take_is_limited() {
     let (refused, why) = code(jobs.ask(with(olga, huge)).await);
     assert!(refused == Code::OutOfRange && why.contains("too large"), "{refused} {why}");
     let most = AskRequest { job: "train".into(), wish: Some(Wish::Drain(Drain { node: "n".repeat(16_000) })) };
-    assert_eq!(code(jobs.ask(with(olga, most)).await).0, Code::NotFound);
+    assert_eq!(code(jobs.ask(with(olga, most)).await).0, Code::InvalidArgument);
 
     // As many as half of the port's connections, whatever connection they come on.
     let mut watches = Vec::new();

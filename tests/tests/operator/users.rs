@@ -107,7 +107,7 @@ fn table() -> Vec<Row> {
         (
             "/v1/jobs/train/exclude",
             Some(r#"{"node":"a b"}"#),
-            vec![grpc::exclude("a b"), grpc::drain("a/b")],
+            vec![grpc::exclude("a b"), grpc::drain("a b")],
             [401, 401, 403, 400, 404, 403, 401],
         ),
         ("/v1/jobs/train/drain", empty, vec![grpc::drain("")], [401, 401, 403, 400, 404, 403, 401]),
