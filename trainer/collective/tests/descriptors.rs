@@ -112,12 +112,10 @@ fn all_others() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let welcome = message("{\"welcome\":[]}".to_owned());
-    thread::spawn(move || {
-        let mut kept = Vec::new();
-        for mut last in listener.incoming().map_while(Result::ok) {
-            let _ = last.write_all(&welcome);
-            kept.push(last);
-        }
+    let answered = thread::spawn(move || {
+        let came = listener.incoming().map_while(Result::ok).take(world_size as usize - 2);
+        let mut kept: Vec<TcpStream> = came.inspect(|mut last| drop(last.write_all(&welcome))).collect();
+        kept.iter_mut().for_each(|last| drop(last.read_to_end(&mut Vec::new())));
     });
     let begun = Instant::now();
     let mut links: Vec<TcpStream> = Vec::new();
@@ -134,6 +132,10 @@ fn all_others() {
             Err(error) => assert!(begun.elapsed() < DEADLINE / 2, "{error}"),
         }
     }
-    // Until the first one leaves
-    links.iter_mut().for_each(|link| drop(link.read_to_end(&mut Vec::new())));
+    // Until the first one leaves, and the last one too if it was welcomed.
+    let mut said = Vec::new();
+    links.iter_mut().for_each(|link| drop(link.read_to_end(&mut said)));
+    if !said.is_empty() {
+        answered.join().unwrap();
+    }
 }
