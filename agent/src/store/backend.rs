@@ -144,7 +144,7 @@ impl Patience {
 const RUNS: &str = "is it running, and is --rdzv-endpoint (or --master-addr) right?";
 
 /// What a node should know that comes late.
-const ENDED: &str = "If the job has ended, so has the agent that served its store, and this node waits for nothing";
+const ENDED: &str = "If the job has ended, so has the agent that served its store, and this node waits in vain";
 
 /// What to do where this agent does not serve the store and no other agent answers.
 fn served_elsewhere(endpoint: &Endpoint, is_host: Option<bool>) -> String {
