@@ -130,15 +130,17 @@ impl Member {
         }
     }
 
-    /// Campaigns after a random pause, which keeps the others apart. A node that is about to leave lets those that stay
-    /// go first; where all leave, somebody must still bring the round to its end. So does one without a place: a member
-    /// knows when it heard the leader last.
+    /// Campaigns after a random pause, which keeps the others apart. Three kinds of node let others go first. A node that
+    /// is about to leave: where all leave, somebody must still bring the round to its end. One without a place: a member
+    /// knows when it heard the leader last. And the node that led last: it may have resigned because the store refuses
+    /// its writes.
     pub(super) fn campaign_soon(&mut self, now: Time) {
         let members = self.round.as_ref().and_then(|round| round.value.sealed).map_or(0, |sealed| sealed.nodes);
         let spread = campaign_spread(members);
         let placeless = members > 0 && matches!(self.mode, Mode::Joining | Mode::Waiting(None) | Mode::WarmingUp(_));
-        let polite = if self.leave != Leave::No || placeless { spread * 2 } else { Duration::ZERO };
-        let pause = polite + self.jitter(spread);
+        let led = self.leadership.former.as_ref().is_some_and(|former| former.value.node == self.id());
+        let turns = 2 * u32::from(self.leave != Leave::No || placeless) + 4 * u32::from(led);
+        let pause = spread * turns + self.jitter(spread);
         self.timers.set(Timer::Campaign, now + pause);
     }
 

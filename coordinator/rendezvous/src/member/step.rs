@@ -343,6 +343,18 @@ impl Member {
         if self.is_finished() {
             return self.finish(out);
         }
+        if !self.has_lost_its_store() {
+            self.ask_for_what_is_due(now, out);
+        }
+        let fence = self.fence_point();
+        if fence != self.fence {
+            self.fence = fence;
+            // The fence comes before a start in the same batch.
+            out.insert(0, Command::Fence(fence).into());
+        }
+    }
+
+    fn ask_for_what_is_due(&mut self, now: Time, out: &mut Out) {
         if self.timers.get(Timer::Retry).is_none_or(|at| now >= at) {
             self.timers.stop(Timer::Retry);
             if self.mode == Mode::Joining {
@@ -355,12 +367,11 @@ impl Member {
             }
         }
         self.keep_lease(now, out);
-        let fence = self.fence_point();
-        if fence != self.fence {
-            self.fence = fence;
-            // The fence comes before a start in the same batch.
-            out.insert(0, Command::Fence(fence).into());
-        }
+    }
+
+    /// Whether it only ends its workers, and asks the store for nothing more: every call would fail as the last one did.
+    pub(super) fn has_lost_its_store(&self) -> bool {
+        matches!(self.mode, Mode::Ending(End::StoreLost(_)))
     }
 
     fn fence_check(&mut self, now: Time, out: &mut Out) {

@@ -57,7 +57,7 @@ impl Member {
     /// Code that acts on a timer asks [`Member::is_due`]. So nothing is due without a deadline that tells of it, and
     /// something is done at each deadline.
     fn timer(&self, timer: Timer) -> Option<Time> {
-        if self.mode == Mode::Over {
+        if self.mode == Mode::Over || (self.has_lost_its_store() && timer != Timer::Fence) {
             return None;
         }
         let under_way = |call| self.calls.contains(&call);

@@ -75,6 +75,21 @@ fn members_campaign_before_nodes_without_a_place() {
 }
 
 #[test]
+fn the_node_that_led_last_lets_others_campaign_first() {
+    // Given a node that led
+    let mut member = running();
+    let dead = member.step(NOW, MemberInput::LeaderDead(Revision(9)));
+    let (now, _) = until_it_campaigns(&mut member, dead);
+    let out = member.step(now, answer(Call::Campaign, true, 31, vec![]));
+    assert!(out.iter().any(|output| matches!(output, MemberOutput::Lead(..))), "{out:?}");
+    // when its key goes, as when it resigns
+    let gone = Event::Delete { key: keys().leader(), revision: Revision(40) };
+    let out = member.step(now, MemberInput::Watched(WatchUpdate::Events(vec![gone])));
+    // then
+    assert!(until_it_campaigns(&mut member, out).0.since(now) >= Duration::from_millis(200));
+}
+
+#[test]
 fn a_new_leader_knows_whom_it_follows_and_since_when_that_is_silent() {
     let word = Word {
         round: 1,

@@ -105,3 +105,40 @@ fn a_node_that_missed_a_round_is_no_member_any_more() {
         assert_eq!(out.contains(&Command::Kill.into()), killed, "{number}: {out:?}");
     }
 }
+
+#[test]
+fn a_node_that_has_lost_its_store_asks_it_for_nothing_more_while_its_workers_end() {
+    let lost = || StoreError::Lost { cause: "another store".into() };
+    let asks = |out: &[MemberOutput]| {
+        out.iter().any(|output| matches!(output, MemberOutput::Txn(..) | MemberOutput::Renew(_) | MemberOutput::Grant(_)))
+    };
+    for renewal in [true, false] {
+        // Given a node whose leader is gone, and which campaigns
+        let mut member = running();
+        let out = member.step(NOW, MemberInput::LeaderDead(Revision(9)));
+        let (now, out) = until_it_campaigns(&mut member, out);
+        assert!(campaign(&out).is_some());
+        // when the store turns out to be another one
+        let out = if renewal {
+            let at = NOW + member.spec().timings.renewal() * 2;
+            let renews = member.step(at, MemberInput::Tick);
+            let lease = renews.iter().find_map(|output| match output {
+                MemberOutput::Renew(lease) => Some(*lease),
+                _ => None,
+            });
+            let lease = lease.expect("it renews its lease");
+            member.step(at, MemberInput::Renewed { sent: at, lease, result: Err(lost()) })
+        } else {
+            member.step(now, MemberInput::Answered { call: Call::Campaign, sent: now, result: Err(lost()) })
+        };
+        // then its workers are killed, and until they are gone it asks for nothing.
+        assert!(out.contains(&Command::Kill.into()), "{out:?}");
+        assert!(!asks(&out), "{out:?}");
+        for second in 1..60 {
+            let out = member.step(now + Duration::from_secs(second), MemberInput::Tick);
+            assert!(!asks(&out), "{out:?}");
+        }
+        let out = member.step(now + Duration::from_secs(60), GroupReport::Stopped { master: None }.into());
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::End(End::StoreLost(_)))), "{out:?}");
+    }
+}
