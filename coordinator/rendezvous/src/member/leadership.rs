@@ -138,7 +138,8 @@ impl Member {
         let members = self.round.as_ref().and_then(|round| round.value.sealed).map_or(0, |sealed| sealed.nodes);
         let spread = campaign_spread(members);
         let placeless = members > 0 && matches!(self.mode, Mode::Joining | Mode::Waiting(None) | Mode::WarmingUp(_));
-        let led = self.leadership.former.as_ref().is_some_and(|former| former.value.node == self.id());
+        let led = self.leadership.leader.is_none()
+            && self.leadership.former.as_ref().is_some_and(|former| former.value.node == self.id());
         let turns = 2 * u32::from(self.leave != Leave::No || placeless) + 4 * u32::from(led);
         let pause = spread * turns + self.jitter(spread);
         self.timers.set(Timer::Campaign, now + pause);
