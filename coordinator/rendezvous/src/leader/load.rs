@@ -76,6 +76,7 @@ impl Leader {
         let records = [(1, self.keys.round(), round), (3, self.keys.checkpoint(), self.read.pointer)];
         records.into_iter().find_map(|(at, key, known)| {
             let read = result.results.get(at).and_then(OpResult::value)?.mod_revision;
+            // mutant a_leader_does_not_notice_a_restore: read < known && known <= result.revision => false
             (read < known && known <= result.revision).then(|| StoreError::went_back(&key, read, known))
         })
     }

@@ -231,6 +231,7 @@ impl Leader {
                     }
                 };
             }
+            // mutant a_broken_stream_says_nothing: self.suspect(&node, out) => {}
             LeaderInput::Closed(node) => self.suspect(&node, out),
             LeaderInput::Dead(node) => self.contact(node, |contact| contact.dead = true),
         }
@@ -294,6 +295,7 @@ impl Leader {
             Stage::Pausing { until } if now < until => return,
             Stage::Pausing { .. } | Stage::Idle { .. } => self.stage = Stage::Idle { wake: None },
         }
+        // mutant a_refused_leader_stays: self.refused >= MOST_REFUSED => false
         if self.refused >= MOST_REFUSED {
             self.refused = 0;
             let leader = self.keys.leader();
@@ -405,6 +407,7 @@ impl Leader {
                     self.refused += u32::from(refuses && !matches!(doing, Doing::Load));
                     self.warn(format!("cannot lead the job, so no failure is handled: {error}"), out);
                 }
+                // mutant a_failed_write_is_repeated_at_once: now + pause => now
                 self.stage = Stage::Pausing { until: now + pause };
                 self.reload(sealing);
             }

@@ -117,6 +117,7 @@ impl Member {
             _ => {}
         }
         let pause = self.trouble(&error, out);
+        // mutant a_failed_call_is_repeated_at_once: now + pause => now
         self.timers.set(Timer::Retry, now + pause);
     }
 
@@ -202,6 +203,7 @@ impl Member {
     pub(super) fn round_of(&mut self, now: Time, result: &TxnResult, out: &mut Out) {
         let Some(round) = result.results.first().and_then(OpResult::value) else { return self.round_gone(out) };
         let known = self.round.as_ref().map_or(Revision::NONE, |known| known.modified);
+        // mutant a_node_does_not_notice_a_restore: round.mod_revision < known && known <= result.revision => false
         if round.mod_revision < known && known <= result.revision {
             let lost = StoreError::went_back(&round.key, round.mod_revision, known);
             return self.end(End::StoreLost(lost.to_string()), out);

@@ -4,7 +4,7 @@ use elastic_node::requests::checkpoint::commit_txn;
 use elastic_rendezvous::job::{Checkpoint, RoundState};
 use elastic_rendezvous::time::Time;
 use elastic_rendezvous::{Credentials, LeaderInput, MemberInput};
-use elastic_store::{Guard, Op, OpResult, Revision, Scope, Txn};
+use elastic_store::{Guard, Op, OpResult, Revision, Scope, StoreError, Txn, WatchUpdate};
 
 use crate::dice::{MS, SECOND, seconds};
 use crate::process::Input;
@@ -13,6 +13,9 @@ use crate::world::{Happening, Mutation, World};
 
 impl World {
     pub(crate) fn send(&mut self, p: usize, asker: Asker, request: Request) {
+        if !matches!(asker, Asker::CommitRead(_) | Asker::Commit(_)) {
+            self.promises.called(self.now, p);
+        }
         let (sent, life, ticket) = (self.local(p), self.processes[p].life, self.fresh());
         self.store.open.insert(ticket);
         let wrong = self.goes_wrong(self.scenario.losing);
@@ -49,6 +52,11 @@ impl World {
                 return self.at(after, Happening::Answered { p, life, ticket, asker, sent, answer });
             }
             return self.fail(p, life, ticket, asker, sent, &request, after);
+        }
+        if let Some(error) = self.refusal(p, &asker, &request) {
+            self.tell(|| format!("store: p{p} {asker:?}: {error}"));
+            let (hop, answer) = (self.hop(p), failure(&request, error));
+            return self.at(hop, Happening::Answered { p, life, ticket, asker, sent, answer });
         }
         let request = self.mutated(&asker, request);
         let answer = self.store.apply(self.now, &request);
@@ -94,6 +102,9 @@ impl World {
         if self.processes[p].life != life || !self.processes[p].alive {
             return;
         }
+        if let Answer::Txn(Ok(result)) = &answer {
+            self.store.reached(p, result.revision);
+        }
         let input = match (asker, answer) {
             (Asker::Member(call), Answer::Txn(result)) => Input::Member(MemberInput::Answered { call, sent, result }),
             (Asker::Leader(term), Answer::Txn(result)) => Input::Leader(term, LeaderInput::Answered { sent, result }),
@@ -109,7 +120,10 @@ impl World {
 
     /// Something may have been written: watches and promises hear of it.
     pub(crate) fn changed(&mut self) {
-        let events = self.store.written(self.keys.root());
+        let (events, changed) = self.store.written(self.keys.root());
+        if changed {
+            self.promises.changed(self.now);
+        }
         if !events.is_empty() {
             self.promises.written(self.now, &self.keys, &events, &self.store.mvcc);
             for watch in 0..self.store.watches.len() {
@@ -148,13 +162,22 @@ impl World {
             return;
         }
         let host = &self.hosts[self.processes[p].host];
-        let broken = self.store.watches[watch].broken_until;
-        if !self.store.up || host.cut_off || !host.up || self.now < broken {
+        if !self.store.up || host.cut_off || !host.up {
             self.store.watches[watch].waiting = true;
             let after = self.dice.between(50 * MS, 500 * MS);
-            return self.queue((self.now + after).max(broken), Happening::News { watch });
+            return self.at(after, Happening::News { watch });
         }
-        let Some(update) = self.store.news(watch) else { return };
+        if self.now < self.store.watches[watch].broken_until {
+            return;
+        }
+        let update = if self.store.is_lost_to(p) {
+            self.store.watches[watch].over = true;
+            Some(WatchUpdate::Broken(StoreError::Lost { cause: "simulated".into() }))
+        } else {
+            self.store.news(watch)
+        };
+        let Some(update) = update else { return };
+        self.store.reached_by(p, &update);
         let hop = if self.goes_wrong(self.scenario.losing / 2.0) {
             let late = self.dice.between(SECOND, 8 * SECOND);
             self.schedule(|| format!("the store's news reach p{p} only after {}", seconds(late)));
@@ -215,8 +238,9 @@ impl World {
         self.send(p, Asker::Commit(credentials), Request::Txn(txn));
     }
 
-    /// Breaks a watch for a while.
+    /// Breaks a watch until then, even if it was broken for longer.
     pub(crate) fn break_watch(&mut self, watch: usize, until: u64) {
         self.store.watches[watch].broken_until = until;
+        self.queue(until, Happening::News { watch });
     }
 }

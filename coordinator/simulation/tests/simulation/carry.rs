@@ -39,6 +39,9 @@ impl World {
         let now = self.local(p);
         if self.processes[p].leader.as_ref().and_then(Leader::deadline).is_some_and(|at| now >= at) {
             self.lead(p, LeaderInput::Tick);
+            if self.processes[p].frozen {
+                return;
+            }
         }
         self.member(p, MemberInput::Tick);
         self.plan_tick(p);
@@ -116,6 +119,13 @@ impl World {
                 Verdict::Prune(_) => "prune",
             };
             self.coverage.verdict(view.round.value.state, verdict);
+        }
+        let writes = |output: &LeaderOutput| matches!(output, LeaderOutput::Txn(txn) if txn.is_write());
+        if let Some(while_) = self.processes[p].stalls.take_if(|_| outputs.iter().any(writes)) {
+            self.schedule(|| format!("p{p} freezes between its decision and the write"));
+            self.processes[p].frozen = true;
+            self.processes[p].held_by_leader = outputs;
+            return self.at(while_, Happening::Fault(Fault::Thaw(p)));
         }
         for output in outputs {
             self.carry_leader(p, output);
@@ -205,6 +215,7 @@ impl World {
             self.lead(p, LeaderInput::Heard { node: own, probe: 0, echo: Some(now) });
             if let Some(leader) = &self.processes[p].leader
                 && let Some(word) = leader.word(now)
+                && !self.processes[p].frozen
             {
                 self.member(p, MemberInput::Word { sent: now, term, word });
             }
@@ -221,7 +232,7 @@ impl World {
         self.end_streams_to(p);
     }
 
-    fn carry_leader(&mut self, p: usize, output: LeaderOutput) {
+    pub(crate) fn carry_leader(&mut self, p: usize, output: LeaderOutput) {
         self.tell(|| format!("    p{p} leads → {output:?}"));
         let Some(term) = self.processes[p].leader.as_ref().map(Leader::term) else { return };
         match output {

@@ -75,6 +75,9 @@ impl World {
         if let Some((this, _)) = &original {
             self.dice = this.before.clone();
         }
+        if self.scenario.has(FaultKind::Restore) {
+            self.store.back_up(self.now);
+        }
         let before = self.dice.clone();
         if self.keeps(Part::Fault(number))
             && let Some(kind) = self.dice.pick(&self.scenario.faults.clone())
@@ -161,6 +164,17 @@ impl World {
             FaultKind::Operator => self.operate(),
             FaultKind::Pause => self.pause(),
             FaultKind::Exclude => self.exclude(host),
+            FaultKind::Refuse => self.refuse_from_now(host, while_),
+            FaultKind::Stall => {
+                let leads = |p: &usize| self.processes[*p].alive && self.processes[*p].leader.is_some();
+                let Some(p) = (0..self.processes.len()).find(leads) else { return };
+                self.processes[p].stalls = Some(while_);
+            }
+            FaultKind::Restore => self.restore(),
+            FaultKind::WriteAgain => {
+                let of_round = self.dice.chance(0.2);
+                self.write_again(of_round);
+            }
             FaultKind::Everything => self.kill_all(),
         }
     }
@@ -340,6 +354,9 @@ impl World {
         for output in std::mem::take(&mut self.processes[p].held) {
             self.carry(p, output);
         }
+        for output in std::mem::take(&mut self.processes[p].held_by_leader) {
+            self.carry_leader(p, output);
+        }
         if !self.processes[p].alive {
             return;
         }
@@ -367,6 +384,7 @@ impl World {
         process.frozen = false;
         process.backlog.clear();
         process.held.clear();
+        process.held_by_leader.clear();
         if let Some(tree) = process.tree.as_ref().map(|tree| tree.id) {
             self.at(takes, Happening::TreeGone { p, tree });
         }
@@ -380,7 +398,7 @@ impl World {
     }
 
     /// A host is gone with all on it, and says nothing any more.
-    fn crash_host(&mut self, host: usize) {
+    pub(crate) fn crash_host(&mut self, host: usize) {
         self.schedule(|| format!("host {host} is lost"));
         self.hosts[host].up = false;
         for p in 0..self.processes.len() {
@@ -407,8 +425,9 @@ impl World {
             self.fault(Fault::Boot(host));
         }
         self.fault(Fault::StoreBack { leases_lost: false });
+        self.permit();
         for p in 0..self.processes.len() {
-            self.processes[p].trips = None;
+            (self.processes[p].trips, self.processes[p].stalls) = (None, None);
             self.thaw(p);
         }
         for watch in 0..self.store.watches.len() {

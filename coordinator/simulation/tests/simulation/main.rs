@@ -9,6 +9,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod blow;
 mod calls;
 mod carry;
 mod clock;
@@ -18,6 +19,8 @@ mod faults;
 mod network;
 mod process;
 mod promises;
+mod refusals;
+mod restores;
 mod roles;
 mod scenario;
 mod schedule;
@@ -37,7 +40,7 @@ use shrink::{Edit, shrink};
 use world::Mutation;
 
 /// Seeds of one kind of scenario in one test.
-const PART: u64 = 500;
+const PART: u64 = 360;
 
 /// Plays these seeds; their coverage.
 fn play(seeds: Range<u64>) -> Coverage {
@@ -82,6 +85,18 @@ fn needs() {
     play(Family::NEEDS..Family::NEEDS + PART);
 }
 
+/// Requests that the store refuses, and writes long after their decisions.
+#[test]
+fn refusals() {
+    play(Family::REFUSALS..Family::REFUSALS + PART);
+}
+
+/// A store that goes back to what it was, as a whole or in a record.
+#[test]
+fn restores() {
+    play(Family::RESTORES..Family::RESTORES + PART);
+}
+
 #[test]
 fn crowds() {
     play(Family::CROWDS..Family::CROWDS + 12);
@@ -112,7 +127,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on, by turns of anything, of
-/// what is late, of roles, of pauses, of exclusions and of needs: for long searches.
+/// what is late, of roles, of pauses, of exclusions, of needs, of refusals and of restores: for long searches.
 #[test]
 #[ignore = "takes as long as ELASTIC_SEEDS says"]
 fn search() {
@@ -138,9 +153,7 @@ fn search() {
             });
         }
     });
-    println!(
-        "{count} seeds played from {from} on: of anything, of what is late, of roles, of pauses, of exclusions, of needs"
-    );
+    println!("{count} seeds played from {from} on, by turns of each kind but crowds");
     assert_eq!(broken.into_inner(), 0, "of {count} seeds");
 }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use elastic_rendezvous::job::{Endpoint, JobSecret, Keys, NodeId, NodeRecord, samples};
 use elastic_rendezvous::time::Time;
-use elastic_rendezvous::{End, Leader, LeaderInput, Member, MemberInput, MemberOutput, MemberSetup, Start};
+use elastic_rendezvous::{
+    End, Leader, LeaderInput, LeaderOutput, Member, MemberInput, MemberOutput, MemberSetup, Start,
+};
 use elastic_store::Revision;
 
 use crate::clock::Clock;
@@ -102,8 +104,13 @@ pub(crate) struct Process {
     pub(crate) frozen: bool,
     /// It will freeze between its next step and what that step asks for, for so long.
     pub(crate) trips: Option<u64>,
+    /// The same of the next record that its leader writes.
+    pub(crate) stalls: Option<u64>,
     /// What a step asked for before the process froze.
     pub(crate) held: Vec<MemberOutput>,
+    pub(crate) held_by_leader: Vec<LeaderOutput>,
+    /// It was there when history was lost, so it may know of what is not true any more.
+    pub(crate) before: bool,
     pub(crate) backlog: VecDeque<Input>,
     /// Counts the incarnations of this process: whatever is meant for an earlier one is dropped.
     pub(crate) life: u32,

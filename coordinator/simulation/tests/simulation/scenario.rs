@@ -56,6 +56,14 @@ pub(crate) enum FaultKind {
     Pause,
     /// The operator excludes a node, takes one back, or evicts one.
     Exclude,
+    /// The store refuses a kind of request, for a while or for ever.
+    Refuse,
+    /// An agent is stopped between a decision of its leader and the write.
+    Stall,
+    /// The store is restored from a backup.
+    Restore,
+    /// Somebody writes an old record again.
+    WriteAgain,
 }
 
 impl FaultKind {
@@ -110,6 +118,8 @@ pub(crate) struct Scenario {
     pub(crate) apart: Option<(usize, usize)>,
     /// When all else works again, so many hosts are gone for good that those excluded for their failures are needed.
     pub(crate) loses_the_rest: bool,
+    /// When all works again and a round runs fully, something fails once more.
+    pub(crate) last_blow: bool,
 }
 
 /// What the scenarios of a seed are about.
@@ -129,6 +139,10 @@ pub(crate) enum Family {
     Excluding,
     /// The same of a job that cannot do without the nodes that it has excluded.
     Needing,
+    /// Anything, at a store that refuses requests; and writes come long after their decisions.
+    Refused,
+    /// Anything, at a store that goes back to what it was, as a whole or in a record.
+    Restored,
 }
 
 impl Family {
@@ -144,13 +158,27 @@ impl Family {
     pub(crate) const EXCLUSIONS: u64 = 1 << 44;
     /// The first seed of jobs that exclude nodes and then need them.
     pub(crate) const NEEDS: u64 = 1 << 45;
+    /// The first seed of stores that refuse requests.
+    pub(crate) const REFUSALS: u64 = 1 << 46;
+    /// The first seed of stores that go back.
+    pub(crate) const RESTORES: u64 = 1 << 47;
 
     /// The first seed of each, crowds excepted.
-    pub(crate) const FIRST: [u64; 6] =
-        [0, Family::LATE, Family::ROLES, Family::PAUSES, Family::EXCLUSIONS, Family::NEEDS];
+    pub(crate) const FIRST: [u64; 8] = [
+        0,
+        Family::LATE,
+        Family::ROLES,
+        Family::PAUSES,
+        Family::EXCLUSIONS,
+        Family::NEEDS,
+        Family::REFUSALS,
+        Family::RESTORES,
+    ];
 
     pub(crate) fn of(seed: u64) -> Family {
         match seed {
+            Family::RESTORES.. => Family::Restored,
+            Family::REFUSALS.. => Family::Refused,
             Family::NEEDS.. => Family::Needing,
             Family::EXCLUSIONS.. => Family::Excluding,
             Family::PAUSES.. => Family::Paused,
@@ -173,6 +201,8 @@ impl Scenario {
             Family::Paused => any.paused(dice),
             Family::Excluding => any.excluding(dice),
             Family::Needing => any.excluding(dice).needing(dice),
+            Family::Refused => any.doubted(dice, [FaultKind::Refuse, FaultKind::Stall]),
+            Family::Restored => any.doubted(dice, [FaultKind::Restore, FaultKind::WriteAgain]),
         }
     }
 
@@ -293,6 +323,27 @@ impl Scenario {
         self
     }
 
+    /// These faults are as frequent as all others together. There are always nodes enough that one can go without.
+    fn doubted(mut self, dice: &mut Dice, kinds: [FaultKind; 2]) -> Scenario {
+        self.hosts = dice.between(3, 7) as usize;
+        self.first = self.hosts;
+        self.clash = false;
+        self.slots = vec![1; self.hosts];
+        self.aware = (0..self.hosts).map(|_| dice.chance(0.5)).collect();
+        self.spec.max_nodes = self.hosts as u32 - dice.between(0, 2) as u32;
+        self.spec.min_nodes = dice.between(2, u64::from(self.spec.max_nodes)) as u32;
+        // Rounds end often, and the job continues.
+        self.spec.max_restarts = 1000;
+        // What an operator asked for would be restored too.
+        self.faults.retain(|kind| *kind != FaultKind::Operator);
+        let times = self.faults.len().div_ceil(2).max(1);
+        self.faults.extend(kinds.into_iter().flat_map(|kind| std::iter::repeat_n(kind, times)));
+        self.heal_at = self.heal_at.max(dice.between(30, 120) * SECOND);
+        self.finish_at = None;
+        self.last_blow = true;
+        self
+    }
+
     fn crowd(mut self, dice: &mut Dice) -> Scenario {
         self.hosts = dice.between(100, 151) as usize;
         self.first = self.hosts;
@@ -356,6 +407,7 @@ impl Scenario {
             late: 0.0,
             apart: None,
             loses_the_rest: false,
+            last_blow: false,
         }
     }
 

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use elastic_rendezvous::job::{NodeRecord, Phase, RoundRecord, RoundState, Versioned};
+use elastic_rendezvous::job::{NodeRecord, RoundRecord, RoundState, Versioned};
 use elastic_store::Scope;
 
 use crate::coverage::Coverage;
 use crate::dice::{MS, SECOND};
 use crate::faults::Fault;
+use crate::process::Process;
 use crate::promises::Breach;
 use crate::scenario::FaultKind;
 use crate::shrink::{Edit, Injected};
@@ -65,6 +66,8 @@ impl World {
             FaultKind::CutStore,
             FaultKind::Compact,
             FaultKind::Freeze,
+            FaultKind::Refuse,
+            FaultKind::Restore,
         ];
         if !delaying.into_iter().any(|kind| self.scenario.has(kind)) {
             self.promises.failures_are_seen_promptly();
@@ -96,19 +99,25 @@ impl World {
         let mut by = self.now + self.patience();
         let mut ran = self.finishing;
         while !self.promises.broken() {
-            self.run_until(self.now + SECOND);
+            self.run_until(self.now + if self.blow.is_some() { SECOND / 10 } else { SECOND });
             if self.generation() != generation {
                 generation = self.generation();
                 by = self.now + self.patience();
             }
             let round = self.store_round().map(|round| round.value);
+            self.check_blow(round.as_ref());
+            self.check_work(round.as_ref());
             match round.as_ref().map(|round| round.state) {
                 Some(RoundState::Succeeded | RoundState::Closed) => return self.all_leave(),
                 _ => self.top_up(),
             }
-            if !ran && round.as_ref().is_some_and(|round| self.runs_fully(round)) {
-                ran = true;
-                self.finish();
+            if let Some(round) = round.as_ref().filter(|round| !ran && self.blow.is_none() && self.runs_fully(round)) {
+                if self.blows > 0 {
+                    self.last_blow(round);
+                } else {
+                    ran = true;
+                    self.finish();
+                }
                 by = self.now + self.patience();
             }
             if self.now > by {
@@ -132,6 +141,25 @@ impl World {
         all.as_nanos() as u64
     }
 
+    /// Who cannot have seen what the store holds works on only while nothing tells it so: for one lease.
+    fn check_work(&mut self, round: Option<&RoundRecord>) {
+        let timings = &self.scenario.spec.timings;
+        let noticed = timings.lease_ttl + timings.margin + Duration::from_secs(5);
+        let healed = self.promises.healed.unwrap_or(self.now);
+        if self.now < healed + noticed.as_nanos() as u64 {
+            return;
+        }
+        let sealed = round.and_then(|round| round.sealed);
+        let strays = |process: &&Process| {
+            let own = process.start.as_ref().and_then(|start| start.round.sealed);
+            process.alive && process.at_work().is_some() && own != sealed
+        };
+        if let Some(process) = self.processes.iter().find(strays) {
+            let what = format!("{} works in {:?}, the store holds {sealed:?}", process.id(), process.start);
+            self.promises.breach("no one works in a round that the store does not hold", what);
+        }
+    }
+
     fn generation(&self) -> u64 {
         self.store_round().map_or(0, |round| round.value.generation)
     }
@@ -147,13 +175,11 @@ impl World {
         }
     }
 
+    /// Whether all members of a round work. The store may hold what a backup held of them.
     fn runs_fully(&self, round: &RoundRecord) -> bool {
-        let nodes = self.store.mvcc.snapshot(&Scope::Prefix(self.keys.nodes()));
-        let running = nodes
-            .iter()
-            .filter_map(|kv| Versioned::<NodeRecord>::parse(kv).ok())
-            .filter(|record| record.value.round == Some(round.number) && record.value.phase == Phase::Running);
-        round.state == RoundState::Running && running.count() == round.group_world_size as usize
+        let works = |process: &&Process| process.alive && process.at_work() == Some(round.number);
+        let working = self.processes.iter().filter(works).count();
+        round.state == RoundState::Running && working == round.group_world_size as usize
     }
 
     /// Every agent ends, one that comes late too.
@@ -170,7 +196,7 @@ impl World {
         }
     }
 
-    fn standing(&self) -> String {
+    pub(crate) fn standing(&self) -> String {
         let agents: Vec<String> = self
             .processes
             .iter()

@@ -1,15 +1,17 @@
 //! The store as a service: calls that take time, fail or lose their answers, and watches. The real [`Mvcc`] holds what
 //! is stored.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_rendezvous::time::Time;
 use elastic_rendezvous::{Call, Credentials};
-use elastic_store::embedded::mvcc::{Limits, Mvcc, Span};
+use elastic_store::embedded::mvcc::{Limits, Mvcc, Record, Span};
 use elastic_store::{Event, LeaseId, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 
 use crate::clock::Clock;
+use crate::restores::Backup;
 
 /// Who asks the store.
 #[derive(Debug, Clone)]
@@ -92,6 +94,12 @@ pub(crate) struct Service {
     pub(crate) open: BTreeSet<u64>,
     pub(crate) expiry_at: u64,
     pub(crate) told: Revision,
+    pub(crate) backups: Vec<Backup>,
+    /// The newest revision that each process has seen, and whose client has found that the store went back.
+    pub(crate) seen: BTreeMap<usize, Revision>,
+    pub(crate) lost_to: BTreeSet<usize>,
+    /// The id of the next lease; none: as the store chooses.
+    pub(crate) next_lease: Option<i64>,
 }
 
 impl Service {
@@ -106,12 +114,26 @@ impl Service {
             open: BTreeSet::new(),
             expiry_at: u64::MAX,
             told: Revision(1),
+            backups: Vec::new(),
+            seen: BTreeMap::new(),
+            lost_to: BTreeSet::new(),
+            next_lease: None,
         }
     }
 
-    pub(crate) fn time(&self, now: u64) -> Time {
+    /// How long its clock has run.
+    pub(crate) fn clock_at(&self, now: u64) -> u64 {
         let up = if self.up { now } else { self.down_since };
-        self.clock.reads(up - self.paused)
+        up - self.paused
+    }
+
+    /// Is up from now on, with a clock that has run so long.
+    pub(crate) fn start_clock(&mut self, now: u64, clock_at: u64) {
+        (self.up, self.paused) = (true, now - clock_at);
+    }
+
+    pub(crate) fn time(&self, now: u64) -> Time {
+        self.clock.reads(self.clock_at(now))
     }
 
     pub(crate) fn next_expiry(&self) -> Option<u64> {
@@ -123,7 +145,9 @@ impl Service {
         match request {
             Request::Txn(txn) => Answer::Txn(self.mvcc.apply(time, txn)),
             Request::Grant(ttl) => {
-                let granted = self.mvcc.grant(time, None, *ttl).map(|(lease, _)| lease);
+                let id = self.next_lease.map(LeaseId);
+                self.next_lease.iter_mut().for_each(|next| *next += 1);
+                let granted = self.mvcc.grant(time, id, *ttl).map(|(lease, _)| lease);
                 Answer::Granted(granted.map_err(|_| unavailable()))
             }
             Request::Renew(lease) => Answer::Renewed(*lease, Ok(self.mvcc.keep_alive(time, *lease).is_some())),
@@ -195,14 +219,21 @@ impl Service {
         }
     }
 
-    /// Everything that was written since the last call.
-    pub(crate) fn written(&mut self, root: &str) -> Vec<Event> {
+    /// Everything that was written since the last call, and whether that is not only what was there before.
+    pub(crate) fn written(&mut self, root: &str) -> (Vec<Event>, bool) {
         let from = self.told.next();
         self.told = self.mvcc.revision();
         if from > self.told {
-            return Vec::new();
+            return (Vec::new(), false);
         }
         let span = Span::prefix(root.as_bytes());
-        self.mvcc.events(&span, from).map_or(Vec::new(), |events| events.map(Event::from).collect())
+        let Ok(events) = self.mvcc.events(&span, from) else { return (Vec::new(), false) };
+        let mut changed = false;
+        let events = events.map(|event| {
+            let value = |record: &Option<Arc<Record>>| record.as_ref().map(|record| record.value.clone());
+            changed |= value(&event.record) != value(&event.prev);
+            Event::from(event)
+        });
+        (events.collect(), changed)
     }
 }

@@ -86,7 +86,8 @@ impl World {
     }
 
     pub(crate) fn tree_fails(&mut self, p: usize, tree: u64, class: FailureClass) {
-        if !self.has_tree(p, tree) || self.processes[p].stop_asked || !self.processes[p].alive || self.healed {
+        let over = self.healed && self.blow.is_none();
+        if !self.has_tree(p, tree) || self.processes[p].stop_asked || !self.processes[p].alive || over {
             return;
         }
         // A worker that blames a peer may have asked for a round, and live.

@@ -8,12 +8,14 @@ use elastic_rendezvous::time::Time;
 use elastic_rendezvous::{Credentials, Member, MemberInput};
 use elastic_store::{Revision, Scope};
 
+use crate::blow::Blow;
 use crate::clock::Clock;
 use crate::coverage::Coverage;
 use crate::dice::{Dice, SECOND};
 use crate::faults::Fault;
 use crate::process::{Host, Input, Process, Rest, setup};
 use crate::promises::Promises;
+use crate::refusals::Refusal;
 use crate::scenario::Scenario;
 use crate::service::{Answer, Asker, Request, Service};
 use crate::shrink::{Edit, Injected, Part};
@@ -80,6 +82,11 @@ pub(crate) struct World {
     pub(crate) unwanted: BTreeSet<String>,
     /// Lines of history that tell of what the operator asked.
     pub(crate) asked: Vec<u64>,
+    /// What the store refuses.
+    pub(crate) refusals: Vec<Refusal>,
+    /// How many last failures are to come, and one that no one has acted on yet.
+    pub(crate) blows: u32,
+    pub(crate) blow: Option<Blow>,
     /// Workers end well from now on.
     pub(crate) finishing: bool,
     pub(crate) mutation: Option<Mutation>,
@@ -117,6 +124,9 @@ impl World {
             healed: false,
             unwanted: BTreeSet::new(),
             asked: Vec::new(),
+            refusals: Vec::new(),
+            blows: u32::from(scenario.last_blow),
+            blow: None,
             finishing: false,
             mutation,
             injected: Vec::new(),
@@ -256,7 +266,10 @@ impl World {
             alive: true,
             frozen: false,
             trips: None,
+            stalls: None,
+            before: false,
             held: Vec::new(),
+            held_by_leader: Vec::new(),
             backlog: Default::default(),
             life: 0,
             member: Member::new(setup),

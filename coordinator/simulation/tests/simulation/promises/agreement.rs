@@ -28,6 +28,11 @@ impl Agreement {
         Agreement { fixed, nodes, ..Agreement::default() }
     }
 
+    /// As if nothing had been written so far.
+    pub(super) fn forget(&mut self) {
+        *self = Agreement::new(self.fixed, self.nodes.take());
+    }
+
     /// The members of the last sealed round.
     pub(super) fn members(&self) -> &[NodeId] {
         &self.members

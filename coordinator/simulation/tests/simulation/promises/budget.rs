@@ -20,7 +20,7 @@ pub(super) fn lost_again(old: &RoundRecord, new: &RoundRecord) -> bool {
 
 pub(super) struct Budget {
     spec: Spec,
-    last: Option<RoundRecord>,
+    pub(super) last: Option<RoundRecord>,
     /// Rounds in which a worker failed by itself.
     failed: BTreeSet<u64>,
     /// Reports in the store of a worker's own failure: the round, and when it was written.

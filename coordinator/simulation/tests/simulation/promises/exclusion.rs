@@ -17,7 +17,7 @@ pub(super) struct Exclusion {
     limit: u32,
     /// Fewest nodes.
     min: usize,
-    last: Option<RoundRecord>,
+    pub(super) last: Option<RoundRecord>,
     desired: Desired,
     /// Since when the operator excludes a name.
     by_operator: BTreeMap<String, u64>,

@@ -2,14 +2,16 @@
 
 use elastic_rendezvous::Credentials;
 use elastic_rendezvous::job::{Keys, RoundRecord, Versioned};
-use elastic_store::{Guard, Revision, Txn};
+use elastic_store::{Guard, Op, Revision, Txn};
 
 /// Whatever a leader writes is guarded by its term and by the round as it last read it. The round's guard alone hides
-/// the lack of the term's from any schedule, so the test checks each transaction.
+/// the lack of the term's from any schedule, so the test checks each transaction. Its own key it may delete whatever the
+/// round is: it resigns.
 pub(super) fn guarded(keys: &Keys, term: Revision, txn: &Txn) -> Result<(), String> {
     let by_term = txn.when.contains(&Guard::modified(keys.leader(), term));
     let by_round = txn.when.iter().any(|guard| matches!(guard, Guard::Modified { key, .. } if *key == keys.round()));
-    if txn.is_write() && !(by_term && by_round) {
+    let resigns = txn.then == [Op::delete(keys.leader())];
+    if txn.is_write() && !(by_term && (by_round || resigns)) {
         return Err(format!("a leader of term {term} writes without its guards: {txn:?}"));
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod budget;
+mod calls;
 mod exclusion;
 mod fencing;
 mod knowledge;
@@ -38,6 +39,10 @@ pub(crate) struct Promises {
     result: one_result::OneResult,
     pause: pause::Pause,
     exclusion: exclusion::Exclusion,
+    calls: calls::Calls,
+    /// History was lost then, and someone may still act on what is not true any more. Until no one can, what is written
+    /// keeps no promise.
+    lost_at: Option<u64>,
 }
 
 impl Promises {
@@ -50,6 +55,8 @@ impl Promises {
             result: one_result::OneResult::new(scenario.clash),
             pause: pause::Pause::new(&scenario.spec.timings),
             exclusion: exclusion::Exclusion::new(scenario),
+            calls: calls::Calls::default(),
+            lost_at: None,
         }
     }
 
@@ -69,6 +76,13 @@ impl Promises {
 
     /// After every event.
     pub(crate) fn check(&mut self, now: u64, processes: &[Process]) {
+        if let Some(lost) = self.lost_at {
+            let knows = |process: &Process| process.before && (process.alive || process.tree.is_some());
+            if now < lost + SETTLING || processes.iter().any(knows) {
+                return;
+            }
+            self.lost_at = None;
+        }
         let checked = one_group::check(processes);
         self.hold("one group at work", checked);
         if self.budget.prompt {
@@ -79,6 +93,9 @@ impl Promises {
 
     /// Workers are being started.
     pub(crate) fn started(&mut self, _now: u64, p: usize, processes: &[Process], start: &Start) {
+        if self.lost_at.is_some() {
+            return;
+        }
         let checked = one_group::starts(&processes[p]);
         self.hold("one group at work", checked);
         let checked = self.agreement.started(&processes[p].id(), start);
@@ -111,7 +128,23 @@ impl Promises {
         }
     }
 
+    /// History was lost. What is promised holds again once no one is there who knew it, and then of what follows.
+    pub(crate) fn history_lost(&mut self, now: u64) {
+        self.lost_at = Some(now);
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        (self.budget.last, self.exclusion.last) = (None, None);
+        self.agreement.forget();
+        self.result.forget();
+    }
+
     fn round_written(&mut self, now: u64, keys: &Keys, round: &Versioned<RoundRecord>, mvcc: &Mvcc) {
+        if self.lost_at.is_some() {
+            let _ = self.result.round_written(&round.value, &[]);
+            return self.forget();
+        }
         let checked = self.budget.round_written(now, &round.value);
         self.hold("budget", checked);
         let checked = self.agreement.round_written(keys, round, mvcc);
@@ -133,7 +166,7 @@ impl Promises {
     pub(crate) fn leader_writes(&mut self, now: Time, keys: &Keys, leader: &Leader, txn: &Txn) {
         let checked = fencing::guarded(keys, leader.term(), txn);
         self.hold("fencing", checked);
-        if let Some(view) = leader.view() {
+        if let Some(view) = leader.view().filter(|_| self.lost_at.is_none()) {
             let checked = knowledge::acted_on(now, keys, view, txn);
             self.hold("budget", checked);
         }
@@ -141,7 +174,7 @@ impl Promises {
 
     /// The watch told a leader of these keys, and no one has written them since.
     pub(crate) fn leader_knows(&mut self, leader: &Leader, told: impl Iterator<Item = (NodeId, Revision)>) {
-        if let Some(view) = leader.view() {
+        if let Some(view) = leader.view().filter(|_| self.lost_at.is_none()) {
             let checked = knowledge::kept(view, told);
             self.hold("agreement", checked);
         }
@@ -149,6 +182,9 @@ impl Promises {
 
     /// A commit's guards held.
     pub(crate) fn committed(&mut self, by: &Credentials, evicted: bool, round: Option<Versioned<RoundRecord>>) {
+        if self.lost_at.is_some() {
+            return;
+        }
         let checked = fencing::committed(by, evicted, round.as_ref());
         self.hold("fencing", checked);
     }
@@ -157,6 +193,17 @@ impl Promises {
     pub(crate) fn ended(&mut self, now: u64, process: &Process, end: &End) {
         let checked = self.result.ended(process, end, self.healed.is_some_and(|at| now > at + SETTLING));
         self.hold("one result", checked);
+    }
+
+    /// A record has changed, or one came or went.
+    pub(crate) fn changed(&mut self, now: u64) {
+        self.calls.changed(now);
+    }
+
+    /// A machine of this process calls the store.
+    pub(crate) fn called(&mut self, now: u64, p: usize) {
+        let checked = self.calls.called(now, p);
+        self.hold("few calls while nothing happens", checked);
     }
 
     /// Whether faults of the seed let the leader see every failure at once.

@@ -10,6 +10,8 @@ use crate::process::Process;
 
 pub(super) struct OneResult {
     finals: Vec<RoundRecord>,
+    /// The same of a history that was lost.
+    lost: Vec<RoundRecord>,
     /// Who ever said that it is done, and with which round.
     done: BTreeSet<(NodeId, u64)>,
     /// Two hosts were given one node name.
@@ -18,7 +20,7 @@ pub(super) struct OneResult {
 
 impl OneResult {
     pub(super) fn new(clash: bool) -> OneResult {
-        OneResult { finals: Vec::new(), done: BTreeSet::new(), clash }
+        OneResult { finals: Vec::new(), lost: Vec::new(), done: BTreeSet::new(), clash }
     }
 
     pub(super) fn nodes_written(&mut self, keys: &Keys, events: &[Event]) {
@@ -31,6 +33,11 @@ impl OneResult {
                 self.done.extend(record.value.round.map(|round| (node, round)));
             }
         }
+    }
+
+    /// As if nothing had been written so far. Agents may still end with the results.
+    pub(super) fn forget(&mut self) {
+        self.lost.append(&mut self.finals);
     }
 
     pub(super) fn round_written(&mut self, round: &RoundRecord, members: &[NodeId]) -> Result<(), String> {
@@ -51,17 +58,19 @@ impl OneResult {
 
     pub(super) fn ended(&self, process: &Process, end: &End, healed: bool) -> Result<(), String> {
         // Its own knowledge may already be of the next generation: what counts is that there was such a result.
-        let had = |state| self.finals.iter().any(|result| result.state == state);
+        let had = |state| self.finals.iter().chain(&self.lost).any(|result| result.state == state);
         let fits = match end {
             End::Succeeded => had(RoundState::Succeeded),
             End::Closed => had(RoundState::Closed),
             End::Failed(cause, reason) => {
                 let same = |result: &&RoundRecord| result.cause == *cause && result.reason == *reason;
-                self.finals.iter().filter(same).any(|result| result.state == RoundState::Failed)
+                self.finals.iter().chain(&self.lost).filter(same).any(|result| result.state == RoundState::Failed)
             }
             End::Drained => process.drained || process.sent_away,
             // Who cannot join in time has no part in the job, and a newcomer that waits has no workers.
-            End::StoreLost(_) => !healed && (process.member.round().is_none() || process.tree.is_none()),
+            End::StoreLost(_) => {
+                process.before || !healed && (process.member.round().is_none() || process.tree.is_none())
+            }
             End::Refused(_) => self.clash || process.evicted_by_operator,
         };
         if fits {
