@@ -132,12 +132,14 @@ impl Member {
 
     /// Campaigns after a random pause, which keeps the others apart. A node that is about to leave lets those that stay
     /// go first; where all leave, somebody must still bring the round to its end. So does one without a place: a member
-    /// knows when it heard the leader last.
+    /// knows when it heard the leader last. And one that led until now: why its term ended may hold for its next one.
     pub(super) fn campaign_soon(&mut self, now: Time) {
         let members = self.round.as_ref().and_then(|round| round.value.sealed).map_or(0, |sealed| sealed.nodes);
         let spread = campaign_spread(members);
         let placeless = members > 0 && matches!(self.mode, Mode::Joining | Mode::Waiting(None) | Mode::WarmingUp(_));
-        let polite = if self.leave != Leave::No || placeless { spread * 2 } else { Duration::ZERO };
+        let led = self.leadership.leader.is_none()
+            && self.leadership.former.as_ref().is_some_and(|former| former.value.node == self.id());
+        let polite = if self.leave != Leave::No || placeless || led { spread * 2 } else { Duration::ZERO };
         let pause = polite + self.jitter(spread);
         self.timers.set(Timer::Campaign, now + pause);
     }

@@ -75,6 +75,24 @@ fn members_campaign_before_nodes_without_a_place() {
 }
 
 #[test]
+fn a_leader_that_resigned_lets_others_campaign_first() {
+    // Given a node that leads, whose key goes
+    let deleted = |at| {
+        let gone = Event::Delete { key: keys().leader(), revision: Revision(at) };
+        MemberInput::Watched(WatchUpdate::Events(vec![gone]))
+    };
+    let mut member = running();
+    let out = member.step(NOW, deleted(30));
+    let (now, _) = until_it_campaigns(&mut member, out);
+    assert!(now.since(NOW) <= Duration::from_millis(50), "another one led");
+    member.step(now, answer(Call::Campaign, true, 31, vec![]));
+    let out = member.step(now, deleted(32));
+    // then it campaigns after all others have had their time
+    let (again, _) = until_it_campaigns(&mut member, out);
+    assert!(again.since(now) >= Duration::from_millis(100), "{:?}", again.since(now));
+}
+
+#[test]
 fn a_new_leader_knows_whom_it_follows_and_since_when_that_is_silent() {
     let word = Word {
         round: 1,
