@@ -143,8 +143,8 @@ mod tests {
     #[tokio::test]
     async fn a_port_that_a_firewall_rejects_confirms_no_death() {
         let Some((peer, _kept)) = rejecting() else { return };
-        let node = NodeId::from_text("a:1");
-        assert_eq!(find(&peer, &node, None, Duration::ZERO).await, Found::Nobody);
+        assert_eq!(knock(&peer).await, Knock::Rejected);
+        assert_eq!(find(&peer, &NodeId::from_text("a:1"), None, Duration::ZERO).await, Found::Nobody);
     }
 
     #[tokio::test]

@@ -81,7 +81,7 @@ mod tests {
         let followed = Followed::new("files", vec![file.clone()], |texts| Ok(texts[0].clone())).unwrap();
         std::fs::remove_file(&file).unwrap();
         rustix::fs::mknodat(CWD, &file, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        // then this task runs on when it is read again: from then on it can be opened to write
+        // then this task runs on when it is read again, which is when it can be opened to write
         let open = || rustix::fs::open(&file, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
         let read = async {
             loop {

@@ -31,13 +31,8 @@ const LEAST: Duration = Duration::from_millis(200);
 /// How often the store is asked whether it is there, and which nodes of the open job are silent.
 const CHECK: Duration = Duration::from_secs(3);
 
-/// What the store says when it is asked.
-#[derive(Default)]
-struct Asked {
-    /// Why it does not answer.
-    trouble: Option<String>,
-    silent: Silent,
-}
+/// Why the store does not answer, and which nodes of the open job are silent.
+type Asked = (Option<String>, Silent);
 
 /// Shows the jobs until the operator has seen enough.
 pub(crate) async fn run(etcd: &EtcdStore, prefix: &str, place: &str, job: Option<&str>) -> anyhow::Result<()> {
@@ -61,7 +56,7 @@ pub(crate) async fn run(etcd: &EtcdStore, prefix: &str, place: &str, job: Option
     loop {
         let (columns, rows) = terminal.size();
         let lines = {
-            let Asked { trouble, silent } = &*asked.borrow_and_update();
+            let (trouble, silent) = &*asked.borrow_and_update();
             let now = elastic_store::clock::epoch_ms();
             screen.draw((&overview, silent), trouble.as_deref(), columns, rows, now)
         };
@@ -104,8 +99,8 @@ async fn ask(etcd: EtcdStore, prefix: String, mut open: watch::Receiver<Option<J
             None => etcd.get(&Keys::jobs(&prefix)).await.map(|_| Silent::new()),
         };
         told.send_replace(match answer {
-            Ok(silent) => Asked { trouble: None, silent },
-            Err(error) => Asked { trouble: Some(error.to_string()), silent: Silent::new() },
+            Ok(silent) => (None, silent),
+            Err(error) => (Some(error.to_string()), Silent::new()),
         });
         tokio::select! {
             () = tokio::time::sleep(CHECK) => {}

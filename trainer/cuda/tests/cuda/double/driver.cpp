@@ -28,6 +28,7 @@
 #include <sys/mman.h>
 #include <tuple>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -201,10 +202,10 @@ struct Event {
     {
         if (enough < 0)
             enough = launches + 500;
-        const long now = requests + launches;
-        if (moved != now)
-            moved = now, idle_since = std::chrono::steady_clock::now();
-        return launches >= enough || broken || std::chrono::steady_clock::now() - idle_since > std::chrono::milliseconds(300);
+        const auto now = std::chrono::steady_clock::now();
+        if (std::exchange(moved, requests + launches) != requests + launches)
+            idle_since = now;
+        return launches >= enough || broken || now - idle_since > std::chrono::milliseconds(300);
     }
 };
 
