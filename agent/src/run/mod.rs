@@ -198,8 +198,9 @@ async fn join(
     let grace = known.timings.stop_grace;
     let group = setup::group(options, plan, &identity, address.address.clone(), env, known, console)?;
     let mut group = LocalGroup::new(group, guard, logs)?;
-    let log_directory = group.log_directory().into_iter();
-    log_directory.for_each(|directory| tracing::info!(directory = %directory.display(), "logs"));
+    if let Some(directory) = group.log_directory() {
+        tracing::info!(directory = %directory.display(), "logs");
+    }
     group.guard().hold(identity.lock_fd())?;
     let listener = setup::listen(&options.network, &address.address)?;
     group.guard().hold(&listener)?;
@@ -245,11 +246,24 @@ async fn join(
         // The last steps are only for people to read, so the agent does not wait long here.
         let _ = tokio::time::timeout(FLUSH, progress.tell()).await;
     }
+    leave(options, backend, &paths.keys, local, readers, signals, end).await
+}
+
+/// Ends what is left of the node's part, which ended like this. An agent that serves the store leaves last.
+async fn leave(
+    options: &Options,
+    backend: Backend,
+    keys: &Keys,
+    local: WorkersLifecycle,
+    readers: LogReaders,
+    signals: &mut Signals,
+    end: End,
+) -> anyhow::Result<End> {
     let idle = local.group.state().borrow().round == 0;
     local.group.conclude(ending::reason(&end));
     if backend.serves {
         tokio::select! {
-            () = ending::leave_last(&backend, &paths.keys, &end) => {}
+            () = ending::leave_last(&backend, keys, &end) => {}
             caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
         }
     }

@@ -1,20 +1,21 @@
 //! Asks a port who is behind it: the only thing that confirms a death.
 //!
 //! An agent's listening socket is shared with its guard, which closes it only when the agent's whole process tree is
-//! gone. So a refused connection, or another incarnation behind the port, means that nothing of it is left; a
-//! connection that is accepted but not answered means that the guard is still at it, or the agent is frozen.
+//! gone. So a connection that the host refuses, or another incarnation behind the port, means that nothing of it is left.
+//! One that is accepted but not answered means that the guard is still at it, or the agent is frozen; one that a firewall
+//! rejects means nothing.
 
 use std::convert::identity;
-use std::io::ErrorKind;
+use std::sync::Once;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tonic::transport::{self, Channel, Error};
 
 use elastic_proto::pulse::pulse_client::PulseClient;
 use elastic_proto::pulse::{Found, IdentifyRequest};
 
+use super::knock::{Knock, knock};
 use elastic_rendezvous::job::{Endpoint, NodeId};
 use elastic_store::tls::MutualTls;
 
@@ -36,9 +37,9 @@ pub(super) async fn is_dead(peer: &Endpoint, node: &NodeId, tls: Option<&MutualT
 /// `patience`. [`Found::Another`]: it is dead for certain; [`Found::Nobody`]: nothing is known.
 pub async fn find(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>, patience: Duration) -> Found {
     let begun = elastic_store::clock::now();
-    let mut pause = Duration::from_millis(2);
+    let (mut pause, rejected) = (Duration::from_millis(2), Once::new());
     loop {
-        let found = ask(peer, node, tls).await;
+        let found = ask(peer, node, tls, &rejected).await;
         if found != Found::Nobody || elastic_store::clock::now().since(begun) >= patience {
             return found;
         }
@@ -48,11 +49,21 @@ pub async fn find(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>, patie
 }
 
 /// Asks once. A port that refuses is as good as another's; without an answer nothing is known.
-async fn ask(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>) -> Found {
-    match timeout(ANSWER, TcpStream::connect((peer.host.as_str(), peer.port))).await {
-        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Found::Another,
-        Ok(Ok(_)) => {}
-        _ => return Found::Nobody,
+async fn ask(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>, rejected: &Once) -> Found {
+    match timeout(ANSWER, knock(peer)).await {
+        Ok(Knock::Accepted) => {}
+        Ok(Knock::Refused) => return Found::Another,
+        Ok(Knock::Rejected) => {
+            rejected.call_once(|| {
+                tracing::warn!(
+                    %node, at = %peer,
+                    "a firewall rejects connections to this node, which says nothing of its life: its lease decides; \
+                     have nodes reach each other's ports"
+                );
+            });
+            return Found::Nobody;
+        }
+        Ok(Knock::Unclear) | Err(_) => return Found::Nobody,
     }
     let identify = async {
         let mut client = connect(peer, tls).await.ok()?;
@@ -101,6 +112,7 @@ mod tests {
 
     use super::*;
     use crate::blackhole_proxy::BlackholeProxy;
+    use crate::knock::tests::rejecting;
     use crate::peer_port::PeerPort;
     use crate::pulse_server::serve;
 
@@ -126,6 +138,13 @@ mod tests {
         let ended = timeout(PATIENCE, answers.message()).await.expect("it is noticed");
         assert!(ended.is_err(), "{ended:?}");
         Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_port_that_a_firewall_rejects_confirms_no_death() {
+        let Some((peer, _kept)) = rejecting() else { return };
+        assert_eq!(knock(&peer).await, Knock::Rejected);
+        assert_eq!(find(&peer, &NodeId::from_text("a:1"), None, Duration::ZERO).await, Found::Nobody);
     }
 
     #[tokio::test]

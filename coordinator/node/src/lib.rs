@@ -20,6 +20,7 @@ pub mod bandwidth;
 mod blackhole_proxy;
 pub mod dial;
 mod drive;
+pub mod knock;
 pub mod lead;
 pub mod logs;
 pub mod notes;

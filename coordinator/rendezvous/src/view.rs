@@ -190,7 +190,7 @@ impl View {
     /// How a member of the sealed round stands.
     pub(super) fn liveness(&self, now: Time, node: &NodeId) -> Liveness {
         if self.confirmed_dead(node) {
-            return Liveness::Lost(Fate::Dead, "its agent is gone");
+            return Liveness::Lost(Fate::Dead, "its agent is gone: its port refuses or is another's");
         }
         let Some(member) = self.roster.member(node) else { return Liveness::Alive };
         if let Some(evicted) = member.evicted {

@@ -186,6 +186,8 @@ async fn describe_tells_of_killed_agents_that_they_are_silent_and_then_gone() {
     all.into_iter().for_each(|pid| send(pid, Signal::KILL));
     let text = described("running, but no node is here").await;
     assert!(text.matches("silent for ").count() == 2 && text.contains("0 here, 2 to 2 wanted"), "{text}");
+    let told: Value = serde_json::from_str(&job.ctl_ok(&["describe", "job", "-o", "json"]).await).unwrap();
+    assert!(told["nodes"].as_array().unwrap().iter().all(|node| node["silent_s"].as_u64() > Some(0)), "{told}");
     described("a, b: no sign of life for longer than a lease").await;
     assert!(job.ctl_ok(&["jobs"]).await.contains(" 0 of 2 "));
 }

@@ -28,6 +28,7 @@ def listen():
             del message["type"]
             note("places", node=node, local_rank=local_rank, pid=os.getpid(), **message)
         elif message["type"] == "forming" and not told("unaware") and not told("stubborn"):
+            if told("steps"): time.sleep(1)
             note("forming", node=node, at=time.monotonic_ns())
             say(type="quiesced", round=message["round"], step=7)
         elif message["type"] == "error":
@@ -40,9 +41,13 @@ while told("slow") and not (folder / "go").exists(): time.sleep(0.02)
 note("ready", node=node, at=time.monotonic_ns())
 say(type="register", local_rank=local_rank, pid=os.getpid(), round_aware=not told("unaware"))
 if told("hasty"): say(type="quiesced", round=1, step=0)
-done = threading.Event()
+done, step = threading.Event(), 0
 while not (folder / "done").exists():
-    done.wait(0.02)
+    done.wait(1.3 if told("steps") else 0.02)
+    if told("steps"):
+        step += 1
+        say(type="progress", step=step)
+        note("steps", node=node, step=step)
     if told("ask"):
         (folder / f"ask-{node}-{local_rank}").rename(folder / f"asked-{node}-{local_rank}")
         say(type="request_round", id=5, round=int((folder / "round").read_text()), reason="a cable is loose")
@@ -162,9 +167,38 @@ async fn workers_that_do_not_quiesce_in_time_are_stopped_like_any_other() {
     for local_rank in [0, 1] {
         assert_ne!(pid(of(&both, "a", local_rank)), pid(of(&alone, "a", local_rank)));
     }
-    assert!(a.output().contains("did not quiesce within quiesce_timeout"), "{}", a.output());
+    assert!(a.output().contains("did not quiesce within 300ms"), "{}", a.output());
     assert_eq!(job.lines("stopped").len(), 2, "politely");
     done(&job, [&mut a, &mut b]).await;
+}
+
+/// Waits until the agent knows how long the steps of node `a` are: two times between reports.
+async fn stepped(job: &Job) {
+    eventually("four steps", LIMIT, async || (job.lines("steps").len() > 3).then_some(())).await;
+}
+
+#[tokio::test]
+async fn workers_whose_steps_are_long_have_longer_to_quiesce() {
+    let job = job_on("1:2").await.conf("quiesce_timeout", "300ms");
+    job.write("steps-a-0", "");
+    let mut a = job.start("a");
+    let alone = places(&job, 0, 1).await;
+    stepped(&job).await;
+    let mut b = job.start("b");
+    let both = places(&job, round(&alone), 2).await;
+    assert_eq!(pid(of(&both, "a", 0)), pid(of(&alone, "a", 0)));
+    done(&job, [&mut a, &mut b]).await;
+}
+
+#[tokio::test]
+async fn steps_that_are_too_long_to_quiesce_are_warned_of_once() {
+    let job = job_on("1").await;
+    job.write("steps-a-0", "");
+    let mut a = job.start("a");
+    stepped(&job).await;
+    done(&job, [&mut a]).await;
+    // Three quarters of 3 s, of which a step has half
+    assert_eq!(a.output().matches("has 1.1 s to end once members change").count(), 1, "{}", a.output());
 }
 
 #[tokio::test]

@@ -199,7 +199,7 @@ impl Gpu {
         // The driver would wait without a limit.
         self.wait()?;
         self.stream.memcpy_dtoh(from, to).map_err(self.failed("copy numbers to the host"))?;
-        self.stream.synchronize().map_err(self.failed("compute"))
+        self.wait()
     }
 
     /// The address at which a buffer begins.
@@ -227,16 +227,13 @@ impl Gpu {
         })
     }
 
-    /// Looks again and again whether work is done.
     fn look(&self, is_done: impl Fn() -> Result<bool, DriverError>) -> Result<(), CudaError> {
-        let begun = Instant::now();
-        while !is_done().map_err(self.failed("compute"))? {
-            if begun.elapsed() >= self.patience {
-                return Err(CudaError::Hangs { gpu: self.number, waited: begun.elapsed() });
-            }
-            pause(begun);
-        }
-        Ok(())
+        self.limit().look("compute", is_done)
+    }
+
+    /// How long others may wait for this GPU.
+    pub(crate) fn limit(&self) -> Limit {
+        Limit { gpu: self.number, patience: self.patience }
     }
 
     /// A mark that is not set yet.
@@ -283,6 +280,31 @@ impl Gpu {
     pub(super) fn failed(&self, doing: &'static str) -> impl Fn(DriverError) -> CudaError + use<> {
         let number = self.number;
         move |error| CudaError::failed(number, doing, error)
+    }
+}
+
+/// How long a wait for a GPU may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limit {
+    gpu: usize,
+    patience: Duration,
+}
+
+impl Limit {
+    /// Looks again and again whether what the GPU is `doing` is done.
+    pub(crate) fn look(
+        &self,
+        doing: &'static str,
+        is_done: impl Fn() -> Result<bool, DriverError>,
+    ) -> Result<(), CudaError> {
+        let begun = Instant::now();
+        while !is_done().map_err(|error| CudaError::failed(self.gpu, doing, error))? {
+            if begun.elapsed() >= self.patience {
+                return Err(CudaError::Hangs { gpu: self.gpu, waited: begun.elapsed() });
+            }
+            pause(begun);
+        }
+        Ok(())
     }
 }
 

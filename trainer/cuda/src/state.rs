@@ -16,6 +16,7 @@ use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, result};
 
 use super::{CudaError, Gpu, HostMemory};
+use crate::gpu::Limit;
 
 /// Parameters, means and squares, each in a buffer.
 ///
@@ -43,7 +44,7 @@ struct Copier {
 
 #[derive(Debug)]
 struct Copy {
-    gpu: usize,
+    limit: Limit,
     memory: HostMemory,
     /// Recorded after the copy.
     made: CudaEvent,
@@ -54,10 +55,13 @@ struct Copy {
 pub struct HostCopy(Arc<Copy>);
 
 impl HostCopy {
-    /// Waits for the copy, and returns its numbers: parameters, means, squares.
+    /// Waits for the copy, no longer than for other work of the GPU, and returns its numbers: parameters, means, squares.
     pub fn numbers(&self) -> Result<&[f32], CudaError> {
-        let Copy { gpu, memory, made } = &*self.0;
-        made.synchronize().map_err(|error| CudaError::failed(*gpu, "copy the state", error))?;
+        let Copy { limit, memory, made } = &*self.0;
+        limit.look("copy the state", || {
+            made.context().bind_to_thread()?;
+            made.try_is_complete()
+        })?;
         Ok(memory)
     }
 }
@@ -145,9 +149,9 @@ impl Copier {
         let (context, failed) = (gpu.stream().context(), gpu.failed("create a stream"));
         let stream = context.new_stream().map_err(&failed)?;
         let reached = context.new_event(None).map_err(&failed)?;
-        // A thread that waits for it sleeps, and leaves the processor to others.
+        // (By its flag the driver's double tells it from marks that NCCL's work follows.)
         let made = context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC)).map_err(&failed)?;
-        let copy = Arc::new(Copy { gpu: gpu.number(), memory: gpu.host_memory(len), made });
+        let copy = Arc::new(Copy { limit: gpu.limit(), memory: gpu.host_memory(len), made });
         Ok(Copier { stream, reached, copy, unawaited: false, current: false })
     }
 

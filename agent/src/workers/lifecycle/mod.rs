@@ -24,9 +24,11 @@ use crate::workers::socket::{Awareness, WorkerSocket};
 use crate::workers::watchdog::Watchdog;
 
 mod phase;
+mod stay;
 mod storm;
 
 use phase::LocalPhase as Phase;
+use stay::{Rest, Warmth, quiesce_time, rest, warmth};
 use storm::Storm;
 
 pub(crate) struct WorkersLifecycle {
@@ -40,7 +42,7 @@ pub(crate) struct WorkersLifecycle {
     pub gpus: GpuHolders,
     /// What the node waits for now. [`wait`] waits for it.
     pub phase: Phase,
-    /// How long round-aware workers have to quiesce.
+    /// How long round-aware workers have to quiesce at least.
     quiesce_timeout: Duration,
     /// How long workers that are started ahead have to warm up.
     warm_up_limit: Duration,
@@ -81,57 +83,6 @@ pub(crate) struct WarmingUp {
     grace: Duration,
     /// When they must be warm.
     until: Instant,
-}
-
-/// Whether the workers are ready.
-#[derive(Debug, PartialEq, Eq)]
-enum Warmth {
-    /// Some are not ready yet.
-    Wait,
-    /// All are ready.
-    Warm,
-    /// They cannot be started ahead, for this reason.
-    Cold(&'static str),
-}
-
-/// Decides by what each living worker can do. `slots` is how many workers there should be. Either all workers of a node
-/// stay, or none.
-fn warmth(slots: usize, living: &[Awareness], overdue: bool) -> Warmth {
-    if living.len() < slots {
-        return Warmth::Cold("one has ended");
-    }
-    if living.contains(&Awareness::Unaware) {
-        return Warmth::Cold("one has not registered as round-aware, so it needs its place when it starts");
-    }
-    match living.iter().all(|awareness| *awareness == Awareness::Quiesced) {
-        true => Warmth::Warm,
-        false if overdue => Warmth::Cold("one has not registered in time; --warm-up sets the limit"),
-        false => Warmth::Wait,
-    }
-}
-
-/// What to do with workers that were asked to quiesce.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rest {
-    /// Some have not quiesced yet.
-    Wait,
-    /// All living workers have quiesced.
-    Kept,
-    /// They must be stopped.
-    Stop,
-}
-
-/// Decides by what each living worker can do. A worker that has not registered yet is waited for if another worker is
-/// round-aware: it was just started, and probably runs the same program.
-fn rest(living: &[Awareness], overdue: bool) -> Rest {
-    let any_aware = living.iter().any(|awareness| *awareness >= Awareness::Aware);
-    let any_unaware = living.contains(&Awareness::Unaware);
-    match living.iter().all(|awareness| *awareness == Awareness::Quiesced) {
-        _ if !any_aware || any_unaware => Rest::Stop,
-        true => Rest::Kept,
-        false if overdue => Rest::Stop,
-        false => Rest::Wait,
-    }
 }
 
 /// What waits until GPUs are free.
@@ -200,8 +151,11 @@ impl WorkersLifecycle {
     /// Starts the workers of a place, or lets the start wait for free GPUs: see [`wait`].
     pub(crate) fn start(&mut self, start: Box<Start>) -> Option<GroupReport> {
         self.forming = None;
-        self.seat = start.round.sealed;
         self.group.follow(&start.spec);
+        if self.seat.is_none() && !self.quiesce_timeout.is_zero() {
+            self.socket.warn_of_steps_over(self.quiesce_time(Duration::MAX) / 2);
+        }
+        self.seat = start.round.sealed;
         // Other nodes wait for this start.
         let most = start.spec.timings.start_timeout / 3;
         let worked = self.socket.step_in(self.group.round()).is_some();
@@ -260,8 +214,8 @@ impl WorkersLifecycle {
         self.group.guard().hold(self.identity.lock_fd())?;
         let (path, gone) = (self.identity.fresh_socket(), self.socket.path().display().to_string());
         self.socket.move_to(path)?;
-        tracing::info!(
-            "workers that start now reach this agent at {}: {gone} was removed",
+        tracing::warn!(
+            "{gone} was removed: workers that start now reach this agent at {}",
             self.socket.path().display()
         );
         Ok(())
@@ -326,7 +280,13 @@ impl WorkersLifecycle {
     pub(crate) fn forming(&mut self, round: u64, reason: &str) {
         self.forming.get_or_insert_with(Instant::now);
         self.group.master().forming(round);
-        self.socket.forming(round, reason, self.quiesce_timeout);
+        self.socket.forming(round, reason, self.quiesce_time(self.socket.step_time()));
+    }
+
+    /// How long workers have to quiesce whose steps take so long. The rest of the grace is for the stop of those that do
+    /// not.
+    fn quiesce_time(&self, step: Duration) -> Duration {
+        quiesce_time(self.quiesce_timeout, step, self.group.job_spec().timings.stop_grace * 3 / 4)
     }
 
     /// Asks the workers to quiesce once they know that a round is forming, or stops them, all within `grace`:
@@ -334,7 +294,7 @@ impl WorkersLifecycle {
     pub(crate) fn quiesce(&mut self, grace: Duration) {
         self.watchdog.end();
         self.group.rest();
-        let quiesce = self.quiesce_timeout.min(grace);
+        let quiesce = self.quiesce_time(self.socket.step_time()).min(grace);
         self.phase.turn(Phase::Resting(Resting { grace, began: Instant::now(), quiesce }));
     }
 
@@ -364,7 +324,8 @@ impl WorkersLifecycle {
             Rest::Stop => {
                 let left = resting.grace.saturating_sub(waited.unwrap_or_default());
                 if overdue && !resting.quiesce.is_zero() {
-                    tracing::warn!("a worker did not quiesce within quiesce_timeout: stopping all workers");
+                    let time = resting.quiesce;
+                    tracing::warn!("a worker did not quiesce within {time:?}: stopping all workers (quiesce_timeout)");
                 }
                 self.stop(left);
                 None
@@ -447,41 +408,5 @@ pub(crate) async fn wait(phase: &mut Phase, forming: Option<Instant>, socket: &W
             final_save::done(saving).await;
             Waited::Saved
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn workers_stay_only_if_all_that_live_quiesce_in_time() {
-        use Awareness::{Aware, Quiesced, Unaware, Unknown};
-        for (living, in_time, overdue) in [
-            (&[][..], Rest::Stop, Rest::Stop),
-            (&[Unknown], Rest::Stop, Rest::Stop),
-            (&[Unaware], Rest::Stop, Rest::Stop),
-            (&[Unaware, Quiesced], Rest::Stop, Rest::Stop),
-            (&[Unknown, Aware], Rest::Wait, Rest::Stop),
-            (&[Unknown, Quiesced], Rest::Wait, Rest::Stop),
-            (&[Aware, Quiesced], Rest::Wait, Rest::Stop),
-            (&[Quiesced, Quiesced], Rest::Kept, Rest::Kept),
-        ] {
-            assert_eq!((rest(living, false), rest(living, true)), (in_time, overdue), "{living:?}");
-        }
-    }
-
-    #[test]
-    fn all_workers_are_warm_or_none_is_kept() {
-        use Awareness::{Aware, Quiesced, Unaware, Unknown};
-        let cold = |living: &[Awareness], overdue| matches!(warmth(2, living, overdue), Warmth::Cold(_));
-        for living in [&[][..], &[Quiesced], &[Unaware, Quiesced], &[Unaware, Unknown]] {
-            assert!(cold(living, false) && cold(living, true), "{living:?}");
-        }
-        for living in [[Unknown, Unknown], [Unknown, Quiesced], [Aware, Quiesced]] {
-            assert_eq!(warmth(2, &living, false), Warmth::Wait, "{living:?}");
-            assert!(cold(&living, true), "{living:?}");
-        }
-        assert_eq!(warmth(2, &[Quiesced, Quiesced], true), Warmth::Warm);
     }
 }

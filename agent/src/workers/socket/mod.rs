@@ -18,6 +18,7 @@ use elastic_proto::worker::{Assignment, FailureClass, ToWorker};
 use tokio::net::UnixListener;
 
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::store::participation::{JobPaths, JobStore};
@@ -25,7 +26,7 @@ use crate::workers::snapshot_memory::Left;
 use crate::workers::watchdog::Steps;
 use conversation::converse;
 pub(crate) use state::{Awareness, Furthest, RoundRequest};
-use state::{Connection, Registered, Shared, Told};
+use state::{Connection, Registered, Shared, StepTimes, Told};
 
 /// The socket cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +43,8 @@ pub(crate) type FurthestWorker = Arc<dyn Fn() -> Option<Furthest> + Send + Sync>
 pub struct WorkerSocket {
     path: PathBuf,
     shared: Arc<Shared>,
+    /// Takes connections at the path.
+    listening: JoinSet<()>,
 }
 
 impl WorkerSocket {
@@ -61,13 +64,13 @@ impl WorkerSocket {
             awareness: Notify::new(),
             round_asked: Notify::new(),
         });
-        listen(path, &shared)?;
-        Ok(WorkerSocket { path: path.to_owned(), shared })
+        let listening = listen(path, &shared)?;
+        Ok(WorkerSocket { path: path.to_owned(), shared, listening })
     }
 
     /// Listens at another path, for workers that start from now on. Connections stay.
     pub fn move_to(&mut self, path: PathBuf) -> Result<(), SocketError> {
-        listen(&path, &self.shared)?;
+        self.listening = listen(&path, &self.shared)?;
         self.path = path;
         Ok(())
     }
@@ -197,6 +200,16 @@ impl WorkerSocket {
         Some(furthest.progress.last.0)
     }
 
+    /// How long a step takes, by the worker that takes longest; 0 where no worker has reported enough steps.
+    pub fn step_time(&self) -> Duration {
+        self.shared.state().step_times.values().filter_map(StepTimes::step).max().unwrap_or_default()
+    }
+
+    /// Steps that take longer than this are warned of, once.
+    pub fn warn_of_steps_over(&self, time: Duration) {
+        self.shared.state().longest_step = Some(time);
+    }
+
     /// The workers' steps, for a reader that looks them up later.
     pub fn steps(&self) -> Steps {
         let shared = Arc::clone(&self.shared);
@@ -210,12 +223,13 @@ impl WorkerSocket {
     }
 }
 
-fn listen(path: &Path, shared: &Arc<Shared>) -> Result<(), SocketError> {
+/// Takes connections at this path, until the result is dropped.
+fn listen(path: &Path, shared: &Arc<Shared>) -> Result<JoinSet<()>, SocketError> {
     let failed = |cause| SocketError { path: path.to_owned(), cause };
     let listener = UnixListener::bind(path).map_err(failed)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    let serving = Arc::clone(shared);
-    tokio::spawn(async move {
+    let (serving, mut listening) = (Arc::clone(shared), JoinSet::new());
+    listening.spawn(async move {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
@@ -228,7 +242,7 @@ fn listen(path: &Path, shared: &Arc<Shared>) -> Result<(), SocketError> {
             }
         }
     });
-    Ok(())
+    Ok(listening)
 }
 
 impl Drop for WorkerSocket {

@@ -29,6 +29,23 @@ pub struct Progress {
     pub total_steps: Option<u64>,
 }
 
+/// How long a step of a worker took, by the newest two times between its reports. Those before a round count too, also of
+/// a worker whose place this one took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct StepTimes([Option<Duration>; 2]);
+
+impl StepTimes {
+    fn took(&mut self, steps: u64, time: Duration) {
+        self.0 = [Some(time.div_f64(steps.max(1) as f64)), self.0[0]];
+    }
+
+    /// The shorter one: what comes between two steps now and then, such as an evaluation, is no part of a step.
+    pub(super) fn step(&self) -> Option<Duration> {
+        let [newest, before] = self.0;
+        Some(newest?.min(before?))
+    }
+}
+
 /// How far the furthest worker of this node has come, in the newest round with a reported step. It is known
 /// until a worker of another round reports one.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -132,6 +149,10 @@ pub(super) struct SocketState {
     pub(super) ahead: bool,
     pub(super) told: Told,
     pub(super) furthest: Option<Furthest>,
+    /// By local rank.
+    pub(super) step_times: BTreeMap<u32, StepTimes>,
+    /// Steps that take longer than this are warned of, once.
+    pub(super) longest_step: Option<Duration>,
     /// What the agent told the workers about the round that is forming.
     pub(super) forming: Option<ToWorker>,
     /// The first request for another round, until it is taken.
@@ -176,11 +197,31 @@ impl SocketState {
             loss: said.loss.or(before.and_then(|before| before.loss)),
             total_steps: said.total_steps,
         };
+        if let Some((done, at)) = before.map(|before| before.last).filter(|(done, _)| *done < step) {
+            self.step_times.entry(local_rank).or_default().took(step - done, now.1.since(at));
+        }
         self.told.progress.insert(local_rank, progress);
+        self.warn_of_long_steps(local_rank);
         let Some(place) = self.places.get(local_rank as usize) else { return };
         let (round, group_rank) = (place.round, place.group_rank);
         if self.furthest.is_none_or(|furthest| furthest.round != round || furthest.progress.last.0 <= step) {
             self.furthest = Some(Furthest { round, group_rank, progress });
+        }
+    }
+
+    /// Warns once if the steps of a worker that could quiesce are too long for that.
+    fn warn_of_long_steps(&mut self, local_rank: u32) {
+        let is_aware = self.registered().any(|worker| worker.local_rank == local_rank && worker.aware);
+        let step = self.step_times.get(&local_rank).and_then(StepTimes::step).filter(|_| is_aware);
+        if let Some(step) = step
+            && let Some(longest) = self.longest_step.take_if(|longest| step > *longest)
+        {
+            let [step, longest] = [step, longest].map(|time| time.as_secs_f64());
+            tracing::warn!(
+                "a step takes {step:.1} s, and has {longest:.1} s to end once members change: then it is lost, or workers \
+                 that cannot give it up are stopped; to keep it, give --rdzv-conf a stop_grace of {:.0} s on all nodes",
+                (4.0 * step).ceil()
+            );
         }
     }
 
@@ -211,5 +252,28 @@ impl SocketState {
 impl Shared {
     pub(super) fn state(&self) -> MutexGuard<'_, SocketState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_steps_time_is_the_shorter_of_the_newest_two() {
+        let seconds = Duration::from_secs;
+        for (what, reports, expected) in [
+            ("nothing is known", &[][..], None),
+            ("the first may be followed by a pause", &[(1, 4)], None),
+            ("a step", &[(1, 4), (1, 5)], Some(4)),
+            ("reports of ten steps each", &[(10, 40), (10, 40)], Some(4)),
+            ("an evaluation between two steps", &[(1, 4), (1, 90), (1, 5)], Some(5)),
+            ("shorter ones, in a larger world", &[(1, 9), (1, 9), (1, 3)], Some(3)),
+            ("longer ones, in a smaller world", &[(1, 3), (1, 9), (1, 8)], Some(8)),
+        ] {
+            let mut times = StepTimes::default();
+            reports.iter().for_each(|(steps, time)| times.took(*steps, seconds(*time)));
+            assert_eq!(times.step(), expected.map(seconds), "{what}");
+        }
     }
 }

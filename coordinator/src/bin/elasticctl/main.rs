@@ -75,7 +75,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Token { name, role, job, expires } => token::make(name, role, job, expires, json),
         Command::Top { job } => {
             let place = format!("{} {}", cli.store.etcd.join(","), cli.store.prefix);
-            top::run(&connect().await?, &place, job.as_deref()).await
+            top::run(&reach().await?, &cli.store.prefix, &place, job.as_deref()).await
         }
         Command::Events { job, follow } => events(&connect().await?, &job, follow, json).await,
         Command::Logs(flags) => return logs::run(&connect().await?, &flags, json).await,
@@ -110,10 +110,11 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 
 async fn describe(etcd: &EtcdStore, prefix: &str, job: &str, json: bool) -> anyhow::Result<()> {
     let (id, job, _) = Operator::new(Arc::new(etcd.clone()), prefix).job(job).await?;
+    let silent = silence::look(etcd, &job.keys).await?;
     if json {
-        return print_json(&json::job(&id, &job));
+        return print_json(&silence::tell(json::job(&id, &job), &silent));
     }
-    print(&show::describe(&id, &job, &silence::look(etcd, &job).await?))
+    print(&show::describe(&id, &job, &silent))
 }
 
 async fn ask(operator: &Operator, job: &str, wish: Wish, by: &Requester, json: bool) -> anyhow::Result<()> {

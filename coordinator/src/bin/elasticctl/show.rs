@@ -134,7 +134,7 @@ pub(crate) fn describe(id: &JobId, job: &Job, silent: &Silent) -> String {
     let round = job.round.as_ref().map(|round| &round.value);
     say("job", Some(id.to_string()));
     say("protocol", unusual_protocol(job));
-    let here = job.nodes.len().saturating_sub(silent.len());
+    let here = job.nodes.keys().filter(|node| !silent.contains_key(node)).count();
     let nobody = here == 0 && round.is_some_and(|round| !round.state.is_final());
     say("state", job.state().map(|state| format!("{state}{}", if nobody { ", but no node is here" } else { "" })));
     say("reason", round.map(|round| round.reason.clone()));

@@ -1,6 +1,8 @@
 //! Copies of the state on a GPU while steps change it. On the double of the driver, or, by `make gpu`, on a real GPU.
 
-use elastic_cuda::{Gpu, GpuState};
+use std::time::Duration;
+
+use elastic_cuda::{CudaError, Gpu, GpuState};
 
 use crate::buffers::{gpu, numbers};
 
@@ -72,4 +74,12 @@ fn a_copy_outlives_the_state_and_may_be_read_anywhere() {
     // The freed memory may be used again without an effect on the copy.
     filled(&gpu, 4);
     assert!(read.join().unwrap());
+}
+
+#[test]
+fn a_copy_is_waited_for_no_longer_than_other_work() {
+    let gpu = gpu().patient_for(Duration::ZERO);
+    let (mut state, _) = filled(&gpu, 5);
+    let copy = state.snapshot(&gpu).unwrap().unwrap();
+    assert!(matches!(copy.numbers(), Err(CudaError::Hangs { gpu: 0, .. })));
 }

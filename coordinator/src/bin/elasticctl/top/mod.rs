@@ -12,12 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use elastic_rendezvous::job::Keys;
 use elastic_rendezvous::job::overview::Overview;
+use elastic_rendezvous::job::{JobId, Keys};
+use elastic_store::etcd::EtcdStore;
 use elastic_store::{Mirror, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::silence::{self, Silent};
 use elastic_coordinator::operator::Operator;
 use screen::{Next, Screen};
 use terminal::Terminal;
@@ -26,21 +28,24 @@ use terminal::Terminal;
 const TICK: Duration = Duration::from_secs(1);
 /// Time between two pictures of jobs that change all the time.
 const LEAST: Duration = Duration::from_millis(200);
-/// How often the store is asked whether it is there.
+/// How often the store is asked whether it is there, and which nodes of the open job are silent.
 const CHECK: Duration = Duration::from_secs(3);
 
+/// Why the store does not answer, and which nodes of the open job are silent.
+type Asked = (Option<String>, Silent);
+
 /// Shows the jobs until the operator has seen enough.
-pub(crate) async fn run(operator: &Operator, place: &str, job: Option<&str>) -> anyhow::Result<()> {
+pub(crate) async fn run(etcd: &EtcdStore, prefix: &str, place: &str, job: Option<&str>) -> anyhow::Result<()> {
     let mut screen = Screen::new(place.to_owned());
     if let Some(job) = job {
-        screen.open(operator.job(job).await?.0);
+        screen.open(Operator::new(Arc::new(etcd.clone()), prefix).job(job).await?.0);
     }
-    let jobs = Keys::jobs(&operator.prefix);
-    let mut mirror = Mirror::open(&*operator.store, &jobs).await?;
-    let mut overview = Overview::new(&operator.prefix);
+    let mut mirror = Mirror::open(etcd, &Keys::jobs(prefix)).await?;
+    let mut overview = Overview::new(prefix);
     overview.take(mirror.next().await?);
-    let (told, mut trouble) = watch::channel(None);
-    tokio::spawn(check(Arc::clone(&operator.store), jobs, told));
+    let (told, mut asked) = watch::channel(Asked::default());
+    let (opened, open) = watch::channel(screen.opened().cloned());
+    tokio::spawn(ask(etcd.clone(), prefix.to_owned(), open, told));
 
     let watch_for = |kind| signal(kind).context("watch for signals");
     let mut interrupt = watch_for(SignalKind::interrupt())?;
@@ -50,8 +55,12 @@ pub(crate) async fn run(operator: &Operator, place: &str, job: Option<&str>) -> 
     let mut terminal = Terminal::open().context("top draws on a terminal; elasticctl jobs prints the same once")?;
     loop {
         let (columns, rows) = terminal.size();
-        let old = trouble.borrow_and_update().clone();
-        terminal.draw(&screen.draw(&overview, old.as_deref(), columns, rows, elastic_store::clock::epoch_ms()))?;
+        let lines = {
+            let (trouble, silent) = &*asked.borrow_and_update();
+            let now = elastic_store::clock::epoch_ms();
+            screen.draw((&overview, silent), trouble.as_deref(), columns, rows, now)
+        };
+        terminal.draw(&lines)?;
         tokio::select! {
             news = mirror.next() => {
                 overview.take(news?);
@@ -61,12 +70,19 @@ pub(crate) async fn run(operator: &Operator, place: &str, job: Option<&str>) -> 
                 }
             }
             key = terminal.key() => match screen.press(key, &overview) {
-                Next::Show => {}
+                Next::Show => {
+                    let open = screen.opened();
+                    opened.send_if_modified(|before| {
+                        let another = before.as_ref() != open;
+                        *before = open.cloned();
+                        another
+                    });
+                }
                 Next::Quit => return Ok(()),
             },
             () = tokio::time::sleep(TICK) => {}
             _ = resized.recv() => {}
-            _ = trouble.changed() => {}
+            _ = asked.changed() => {}
             _ = interrupt.recv() => return Ok(()),
             _ = terminate.recv() => return Ok(()),
             _ = hangup.recv() => return Ok(()),
@@ -74,10 +90,21 @@ pub(crate) async fn run(operator: &Operator, place: &str, job: Option<&str>) -> 
     }
 }
 
-/// Tells why the store does not answer, while it does not. A watch alone would only be silent.
-async fn check(store: Arc<dyn Store>, key: String, told: watch::Sender<Option<String>>) {
+/// Asks the store now and then, and when a job is opened. A watch alone would only be silent while it is away.
+async fn ask(etcd: EtcdStore, prefix: String, mut open: watch::Receiver<Option<JobId>>, told: watch::Sender<Asked>) {
     loop {
-        tokio::time::sleep(CHECK).await;
-        told.send_replace(store.get(&key).await.err().map(|error| error.to_string()));
+        let job = open.borrow_and_update().clone();
+        let answer = match job {
+            Some(job) => silence::look(&etcd, &Keys::new(&prefix, &job)).await,
+            None => etcd.get(&Keys::jobs(&prefix)).await.map(|_| Silent::new()),
+        };
+        told.send_replace(match answer {
+            Ok(silent) => (None, silent),
+            Err(error) => (Some(error.to_string()), Silent::new()),
+        });
+        tokio::select! {
+            () = tokio::time::sleep(CHECK) => {}
+            opened = open.changed() => if opened.is_err() { return },
+        }
     }
 }

@@ -28,6 +28,7 @@
 #include <sys/mman.h>
 #include <tuple>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -192,6 +193,20 @@ struct Event {
     uint64_t after = 0, own = 0;
     // Whether it marks the end of a piece of work, behind which NCCL has nothing to do.
     bool of_end = false;
+    // Of a thread that looks again and again: the launches that end the lateness of copies, and since when all are idle.
+    long enough = -1, moved = -1;
+    std::chrono::steady_clock::time_point idle_since;
+
+    // Whether late copies before it are made now, as for a thread that waits.
+    bool ends_lateness()
+    {
+        if (enough < 0)
+            enough = launches + 500;
+        const auto now = std::chrono::steady_clock::now();
+        if (std::exchange(moved, requests + launches) != requests + launches)
+            idle_since = now;
+        return launches >= enough || broken || now - idle_since > std::chrono::milliseconds(300);
+    }
 };
 
 // Who waits only for NCCL's work may wait for ever. And the double cannot put work of its own behind it.
@@ -270,6 +285,7 @@ CUDA cuEventRecord(Event *event, Stream *stream)
     event->stream = stream;
     event->after = stream->enqueued;
     event->own = stream->own;
+    event->enough = event->moved = -1;
     if (setting("overlap", 0) && !event->of_end && !stream->of_nccl()) {
         // Each event that has not been reached waits for one more operation of NCCL.
         const uint64_t last = stream->gates.empty() ? 0 : stream->gates.rbegin()->second;
@@ -277,14 +293,15 @@ CUDA cuEventRecord(Event *event, Stream *stream)
     }
     return SUCCESS;
 }
-CUDA cuEventQuery(const Event *event)
+CUDA cuEventQuery(Event *event)
 {
     Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (is_past(event))
         return SUCCESS;
-    want(event->stream, event->own, "a thread looks");
+    if (event->ends_lateness())
+        want(event->stream, event->own, "a thread looks");
     return NOT_READY;
 }
 CUDA cuEventSynchronize(const Event *event)

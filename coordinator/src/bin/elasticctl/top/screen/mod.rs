@@ -92,6 +92,11 @@ impl Screen {
         (self.chosen, self.opened) = (Some(job.clone()), Some((job, 0)));
     }
 
+    /// The job that is open.
+    pub(super) fn opened(&self) -> Option<&JobId> {
+        self.opened.as_ref().map(|(job, _)| job)
+    }
+
     pub(super) fn press(&mut self, key: Key, overview: &Overview) -> Next {
         let page = self.room.max(1);
         match (key, &mut self.opened) {
@@ -130,7 +135,7 @@ impl Screen {
     /// The lines of the screen: not wider, and not more.
     pub(super) fn draw(
         &mut self,
-        overview: &Overview,
+        (overview, silent): (&Overview, &Silent),
         trouble: Option<&str>,
         columns: usize,
         rows: usize,
@@ -150,7 +155,7 @@ impl Screen {
             }
             Some((id, above)) => {
                 let job = overview.jobs.get(id);
-                let all = job.map_or_else(|| vec![format!("job {id} was deleted")], |job| whole(id, job));
+                let all = job.map_or_else(|| vec![format!("job {id} was deleted")], |job| whole(id, job, silent));
                 let above = (*above).min(all.len().saturating_sub(self.room));
                 self.opened = Some((id.clone(), above));
                 lines.extend(all.iter().skip(above).take(self.room + 1).map(|line| style("", line, columns)));
@@ -228,8 +233,8 @@ fn line(id: &JobId, job: &Job) -> Vec<String> {
 }
 
 /// All that is known of a job, its newest history first.
-fn whole(id: &JobId, job: &Job) -> Vec<String> {
-    let mut lines: Vec<String> = show::describe(id, job, &Silent::new()).lines().map(str::to_owned).collect();
+fn whole(id: &JobId, job: &Job, silent: &Silent) -> Vec<String> {
+    let mut lines: Vec<String> = show::describe(id, job, silent).lines().map(str::to_owned).collect();
     let cause = job.round.as_ref().and_then(|round| round.value.cause.as_ref());
     let failure = cause.or_else(|| job.nodes.values().find_map(|node| node.value.failure.as_ref()));
     if let Some(failure) = failure.filter(|failure| failure.traceback.is_some() || !failure.stderr.is_empty()) {

@@ -1,6 +1,9 @@
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::*;
+use elastic_rendezvous::job::NodeId;
 use elastic_rendezvous::job::samples::overview;
 
 fn round(state: &str) -> Value {
@@ -30,7 +33,7 @@ fn four() -> Overview {
 
 /// What is on the screen, without its colours.
 fn shown(screen: &mut Screen, overview: &Overview, columns: usize, rows: usize) -> Vec<String> {
-    let lines = screen.draw(overview, None, columns, rows, 951_827_696_789);
+    let lines = screen.draw((overview, &Silent::new()), None, columns, rows, 951_827_696_789);
     assert_eq!(lines.len(), rows, "the screen is full and no more");
     let plain = |line: &String| {
         let mut text = line.clone();
@@ -65,7 +68,7 @@ fn keys_choose_open_scroll_and_go_back() {
     let overview = four();
     let mut screen = Screen::new("here".into());
     let chosen = |screen: &mut Screen| {
-        let lines = screen.draw(&overview, None, 80, 10, 0);
+        let lines = screen.draw((&overview, &Silent::new()), None, 80, 10, 0);
         let line = lines.iter().find(|line| line.starts_with(REVERSED)).map(|line| line[REVERSED.len()..].to_owned());
         line.map(|line| line[..1].to_owned())
     };
@@ -111,7 +114,8 @@ fn the_cursor_stays_on_its_job_and_in_sight() {
         screen.press(Key::Down, &overview);
     }
     let in_sight = |screen: &mut Screen, overview: &Overview| {
-        screen.draw(overview, None, 80, 12, 0).iter().any(|line| line.starts_with(&format!("{REVERSED}job30")))
+        let lines = screen.draw((overview, &Silent::new()), None, 80, 12, 0);
+        lines.iter().any(|line| line.starts_with(&format!("{REVERSED}job30")))
     };
     assert!(in_sight(&mut screen, &overview));
     overview.jobs.pop_first();
@@ -134,8 +138,24 @@ fn small_screens_no_jobs_and_a_silent_store_are_shown_too() {
     for (columns, rows) in [(1, 1), (3, 2), (10, 3), (40, 4)] {
         shown(&mut screen, &four(), columns, rows);
     }
-    let silent = screen.draw(&four(), Some("connect: \u{1b}[2Jrefused"), 80, 10, 0);
+    let silent = screen.draw((&four(), &Silent::new()), Some("connect: \u{1b}[2Jrefused"), 80, 10, 0);
     assert!(silent[1].contains("this may be old: connect: \\u{1b}[2Jrefused"), "{:?}", silent[1]);
+}
+
+#[test]
+fn an_open_job_tells_which_of_its_nodes_are_silent() {
+    let node = json!({
+        "name": "n", "incarnation": "1", "machine": "m", "boot": "b", "host": "h", "slots": 1, "role": "default",
+        "peer": { "host": "h", "port": 1 }, "phase": "running", "round": 3,
+    });
+    let overview = overview(&[("b/round", round("running")), ("b/nodes/n:1", node)]);
+    let mut screen = Screen::new("here".into());
+    screen.press(Key::Open, &overview);
+    let mut drawn = |silent: &Silent| screen.draw((&overview, silent), None, 120, 30, 0).join("\n");
+    assert!(!drawn(&Silent::new()).contains("silent"));
+    let silent = Silent::from([(NodeId::from_text("n:1"), Duration::from_secs(7))]);
+    let lines = drawn(&silent);
+    assert!(lines.contains("silent for 7 s") && lines.contains("running, but no node is here"), "{lines}");
 }
 
 #[test]
