@@ -162,13 +162,11 @@ impl World {
             return;
         }
         let host = &self.hosts[self.processes[p].host];
-        if !self.store.up || host.cut_off || !host.up {
+        let broken = self.store.watches[watch].broken_until;
+        if !self.store.up || host.cut_off || !host.up || self.now < broken {
             self.store.watches[watch].waiting = true;
             let after = self.dice.between(50 * MS, 500 * MS);
-            return self.at(after, Happening::News { watch });
-        }
-        if self.now < self.store.watches[watch].broken_until {
-            return;
+            return self.queue((self.now + after).max(broken), Happening::News { watch });
         }
         let update = if self.store.is_lost_to(p) {
             self.store.watches[watch].over = true;
@@ -238,9 +236,14 @@ impl World {
         self.send(p, Asker::Commit(credentials), Request::Txn(txn));
     }
 
-    /// Breaks a watch until then, even if it was broken for longer.
+    /// Breaks a watch for a while.
     pub(crate) fn break_watch(&mut self, watch: usize, until: u64) {
         self.store.watches[watch].broken_until = until;
-        self.queue(until, Happening::News { watch });
+    }
+
+    /// A watch works again from then on, even if it was to be broken for longer.
+    pub(crate) fn mend_watch(&mut self, watch: usize, at: u64) {
+        self.break_watch(watch, at);
+        self.queue(at, Happening::News { watch });
     }
 }

@@ -432,7 +432,7 @@ impl World {
         }
         for watch in 0..self.store.watches.len() {
             let soon = self.now + 200 * MS;
-            self.break_watch(watch, soon);
+            self.mend_watch(watch, soon);
         }
         if [FaultKind::Operator, FaultKind::Pause, FaultKind::Exclude].into_iter().any(|kind| self.scenario.has(kind)) {
             // Who was taken back stays so.
