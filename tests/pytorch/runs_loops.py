@@ -6,20 +6,22 @@ import contextlib
 import copy
 import io
 import pathlib
+import random
 import sys
 import tempfile
 
 import numpy
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastic_agent.torch as elastic
 import ranks
 
 SAMPLES, BATCH, EPOCHS = 40, 10, 3
-# What each rank has drawn for its samples, in an epoch.
-drawn = torch.zeros(2, SAMPLES, dtype=torch.float64).share_memory_()
+# What each rank has drawn for its samples in two epochs, by torch, NumPy and Python.
+drawn = torch.zeros(2, 2, SAMPLES, 3, dtype=torch.float64).share_memory_()
 
 
 class Augmented(torch.utils.data.Dataset):
@@ -29,7 +31,14 @@ class Augmented(torch.utils.data.Dataset):
         return SAMPLES
 
     def __getitem__(self, number):
-        return number, torch.rand((), dtype=torch.float64)
+        return number, torch.tensor([torch.rand(()).item(), numpy.random.rand(), random.random()], dtype=torch.float64)
+
+
+class InOne(Augmented):
+    """It reads all samples of a batch at once."""
+
+    def __getitems__(self, numbers):
+        return list(map(self.__getitem__, numpy.array(numbers).tolist()))
 
 
 def built(seed, **how):
@@ -61,40 +70,119 @@ def by_epochs(number, micro_batch):
     return torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
-def draws(number):
+def draws(place, processes, dataset=Augmented):
+    """Writes to a place of `drawn`. Python's and NumPy's numbers are those of the script, and all others are seeded."""
     model, optimizer, _, _ = built(0)
-    sampler = elastic.ElasticBatchSampler(Augmented(), BATCH, seed=3)
-    with elastic.Session(model, optimizer, sampler) as session:
-        for samples, numbers in session.steps(DataLoader(Augmented(), batch_sampler=sampler, num_workers=1)):
-            drawn[number, samples] = numbers
+    sampler = elastic.ElasticBatchSampler(dataset(), BATCH, seed=3)
+    before = random.getstate(), numpy.random.get_state()[1].tolist()
+    with elastic.Session(model, optimizer, sampler, seed=11) as session:
+        loader = DataLoader(dataset(), batch_sampler=sampler, num_workers=processes)
+        for samples, numbers in session.steps(loader, epochs=2):
+            place[session.epoch, samples] = numbers
             session.backward(model(torch.ones(1, 4).double()).sum())
             session.step()
         # The second session of this round has met the other rank at once.
-        assert session._members.place["round"] == 1
+        assert session._members.place["round"] < 2
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before
+
+
+def same_draws():
+    """What was drawn does not depend on the number of ranks, nor of loader processes."""
+    of_both = drawn.sum(0)
+    assert not (drawn[0] * drawn[1]).any() and len(set(of_both.flatten().tolist())) == of_both.numel()
+    for processes in (0, 1):
+        alone = torch.zeros(2, SAMPLES, 3, dtype=torch.float64)
+        draws(alone, processes)
+        assert torch.equal(alone, of_both), processes
+    # Where a batch is read as a whole its samples have the batch's numbers.
+    for processes in (0, 1):
+        whole = torch.zeros(2, SAMPLES, 3, dtype=torch.float64)
+        draws(whole, processes, InOne)
+        assert len(set(whole.flatten().tolist())) == whole.numel(), processes
+
+
+def norms(number):
+    """The last of five steps has three samples, and BatchNorm cannot train on one."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).double()
+    inputs = torch.linspace(-3, 3, 43 * 4, dtype=torch.float64).reshape(43, 4).sin()
+    dataset, used = TensorDataset(inputs, torch.arange(43) % 2), 0
+    sampler = elastic.ElasticBatchSampler(dataset, BATCH, micro_batch=4)
+    with elastic.Session(model, torch.optim.SGD(model.parameters(), lr=0.1), sampler) as session:
+        for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler)):
+            used += session._step.batches[session._step.done]
+            session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
+            session.step()
+    # Two steps of ten in units of two, and so on: the parts of both ranks are all samples.
+    assert (number, used) in ((0, 16), (1, 27)), (number, used)
 
 
 def rank(port, number):
     torch.set_num_threads(1)
     ranks.Agent(port, number, 2, 1)
     both = by_epochs(number, micro_batch=2)
-    draws(number)
+    draws(drawn[number], 2)
+    norms(number)
     ranks.alone()
     one = by_epochs(0, micro_batch=BATCH)
     # All begin with the parameters of rank 0.
     assert torch.allclose(both, one, rtol=1e-9), (both, one)
 
 
-def trained_later(more):
-    """One layer is unfrozen when the session has begun."""
+def changed_later(change):
+    """A model that is changed when the session has begun."""
     _, _, dataset, sampler = built(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 2).double(), more.requires_grad_(False))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 2).requires_grad_(False)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with elastic.Session(model, optimizer, sampler) as session:
         for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler)):
             if session.step_number == 2:
-                more.requires_grad_(True)
+                change(model, optimizer)
             session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
             session.step()
+            assert session.step_number < 3
+
+
+def refuses_later_changes():
+    new = torch.nn.Linear(2, 2).double()
+    for change, complaint in [
+        (lambda model, _: model[1].weight.requires_grad_(True), "'1.weight' was unfrozen"),
+        (lambda model, _: model[0].bias.requires_grad_(False), "'0.bias' was frozen"),
+        (lambda model, _: setattr(model, "1", new), "'1.weight' is new"),
+        (lambda model, _: model.append(new), "'2.weight' is new"),
+        (lambda model, _: model.pop(1), "'1.weight' is gone"),
+        (lambda _, optimizer: optimizer.add_param_group({"params": list(new.parameters())}), "parameter of shape (2, 2)"),
+    ]:
+        ranks.refused(complaint, lambda: changed_later(change))
+
+
+class Shared(torch.nn.Module):
+    """Its layer is part of two parts that are computed again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4).double()
+
+    def forward(self, inputs):
+        return checkpoint(self.layer, checkpoint(self.layer, inputs, use_reentrant=True), use_reentrant=True)
+
+
+def checkpointed():
+    model, inputs = Shared(), torch.ones(4, 4, dtype=torch.float64, requires_grad=True)
+    sampler = elastic.ElasticBatchSampler(4, 4)
+    with elastic.Session(model, torch.optim.SGD(model.parameters(), lr=1.0), sampler) as session:
+        for _ in session.steps(DataLoader(range(4), batch_sampler=sampler)):
+            session.backward(model(inputs).mean())
+            session.step()
+
+
+def refuses_what_sums_too_early():
+    try:
+        checkpointed()
+    except RuntimeError as error:
+        assert "'layer.bias' was computed twice" in str(error) or "'layer.weight' was" in str(error), error
+    else:
+        raise AssertionError("a layer that two checkpointed parts share was not refused")
 
 
 class Holds:
@@ -137,7 +225,7 @@ def warms_up():
     layers = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 2)
     model, inputs = torch.nn.Sequential(*layers), torch.randn(8, 4)
     session = elastic.Session(model, torch.optim.SGD(model.parameters()), elastic.ElasticBatchSampler(SAMPLES, BATCH))
-    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    before, numbers = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     passes = []
 
     def loss():
@@ -147,7 +235,7 @@ def warms_up():
     session.warm_up(loss)
     assert len(passes) == 1 and all(one.grad is None for one in model.parameters())
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(torch.get_rng_state(), numbers)
 
 
 def refusals():
@@ -169,9 +257,15 @@ def refusals():
         odd = torch.nn.Sequential(layer)
         ranks.refused(complaint, lambda: elastic.Session(odd, torch.optim.SGD(odd.parameters()), sampler))
     more = torch.nn.Linear(2, 2).double()
+    for layer, complaint in [
+        (torch.nn.SyncBatchNorm(2), "'1' is a SyncBatchNorm"),
+        (torch.nn.BatchNorm1d(2), "cannot train on one sample, and the last step of each epoch has one"),
+    ]:
+        with_norm = torch.nn.Sequential(torch.nn.Linear(4, 2), layer)
+        one_left = elastic.ElasticBatchSampler(41, 10)
+        ranks.refused(complaint, lambda: elastic.Session(with_norm, torch.optim.SGD(with_norm.parameters()), one_left))
     both = torch.optim.SGD([*model.parameters(), *more.parameters()])
     ranks.refused("parameter of shape (2, 2)", lambda: elastic.Session(model, both, sampler))
-    ranks.refused("parameter of shape (2, 2)", lambda: trained_later(more))
     try:
         values(pathlib.Path("here"))
     except TypeError as error:
@@ -180,17 +274,20 @@ def refusals():
         raise AssertionError("a state that cannot be sent was not refused")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    ranks.refused("wrapped in DistributedDataParallel", lambda: elastic.Session(wrapped, optimizer, sampler))
+    inner = torch.nn.Sequential(wrapped)
+    for one, name in ((wrapped, "the model"), (inner, "'0'")):
+        ranks.refused(f"{name} is wrapped in DistributedDataParallel", lambda: elastic.Session(one, optimizer, sampler))
     ranks.refused("init_process_group", lambda: elastic.Session(model, optimizer, sampler))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     ranks.run(2, lambda number: rank(int(sys.argv[1]), number))
-    of_both = drawn[drawn > 0]
-    assert len(of_both) == SAMPLES == len(set(of_both.tolist())), "two samples of a step have the same random number"
     ranks.alone()
+    same_draws()
     read_again()
     warms_up()
     refusals()
+    refuses_later_changes()
+    refuses_what_sums_too_early()
     sys.stdout.flush()

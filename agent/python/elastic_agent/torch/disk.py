@@ -54,11 +54,15 @@ class Disk:
 
     def load(self, value: dict[str, Any]) -> None:
         """Has the training continue from a state."""
-        if self._keeper:
-            self._keeper.wait()
+        self.may_change()
         self._training.load(value)
         if self._keeper:
             self._keeper.began(self._training.step_number)
+
+    def may_change(self) -> None:
+        """Returns when no copy that is under way needs the state unchanged."""
+        if self._keeper:
+            self._keeper.wait()
 
     def copied(self) -> None:
         """On a sharded model, waits for the snapshot that is being copied: then all ranks of the replica have it when

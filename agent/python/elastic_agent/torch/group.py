@@ -212,6 +212,15 @@ class Group:
         self.finish(self.start_sum(numbers))
         return [int(one) for one in numbers]
 
+    def gather_texts(self, text: str) -> list[str]:
+        """Every rank's text, in the order of ranks."""
+        own = text.encode()
+        lengths = self.gather(len(own))
+        every = torch.zeros(self.size, max(1, *lengths), dtype=torch.uint8)
+        every[self.rank, : len(own)] = torch.tensor(list(own), dtype=torch.uint8)
+        self.finish(self.start_sum(every))
+        return [bytes(one[:length].tolist()).decode() for one, length in zip(every, lengths)]
+
     def has_lost_a_peer(self) -> bool:
         """Whether a connection to another rank has ended."""
         if self._joined is None:

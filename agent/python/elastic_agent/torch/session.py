@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import os
 import pathlib
 import time
@@ -24,17 +25,19 @@ import torch
 
 from .. import worker
 from ..batches import ElasticBatchSampler
-from . import tree
+from . import draws, refusals, tree
 from .checkpoints import Folder
 from .disk import Disk
-from .gradients import Gradients, refuse_others
+from .gradients import Gradients
 from .group import GroupLost
 from .keeper import say
 from .membership import Membership
 from .nccl import Nccl
 from .ordered import OrderedGradients
-from .replica import Replica, has_foreign_group
+from .replica import Replica
+from .sameness import Sameness
 from .state import Training
+from .votes import Vote
 
 # Seconds between two losses that are reported.
 _LOSS_EVERY = 5.0
@@ -57,6 +60,8 @@ class _Step:
     done: int = 0
     turn: _Turn = _Turn.NEXT_BATCH
     loss: torch.Tensor | None = None
+    # How many of what its losses are sums of. None: they are means.
+    count: float | None = None
     # The ranks that know of a change, and those that leave.
     votes: tuple[int, int] = (0, 0)
     # Why the group was lost. The step is then done again in the next one.
@@ -143,10 +148,11 @@ class Session:
     ) -> None:
         if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
-        _check(model, optimizer)
+        refusals.check(model, optimizer)
         self._replica = replica = Replica(model)
-        _no_group_beside()
-        _fit(sampler, replica, same_bits)
+        refusals.check_group(model, replica)
+        refusals.check_samples(model, sampler)
+        _fit(sampler, model, replica, same_bits)
         folder = None
         if checkpoint_dir is not None:
             path = pathlib.Path(checkpoint_dir).absolute()
@@ -154,10 +160,10 @@ class Session:
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self._on_group = on_group
         self._training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per)
-        self._gradients = (OrderedGradients if same_bits else Gradients)(model.parameters())
+        self._gradients = (OrderedGradients if same_bits else Gradients)(model.named_parameters())
         self._disk = Disk(self._training, replica, folder, snapshot_every, operation_timeout)
-        self._trained = {one for one in model.parameters() if one.requires_grad}
-        refuse_others(optimizer, self._trained)
+        self._trained = refusals.Trained(model, optimizer, replica)
+        self._sameness = Sameness(self._training)
         nccl = Nccl(list(model.parameters()), backend)
         self._members = Membership(self._training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
         self._step = _Step([])
@@ -244,11 +250,14 @@ class Session:
                 f"{self.sampler.epoch} are done. A loop by epochs is `for epoch in session.epochs(…)`"
             )
         while self.sampler.epoch < epochs:
-            # The loader draws a number from which its processes seed themselves: those of each rank otherwise.
+            self.sampler.batch_of = functools.partial(
+                draws.Batch, seed=f"{self._training.seed} {self.sampler.epoch}"
+            )
+            # What a loader's processes draw as they start is another rank's otherwise.
             self._training.seed_for(f"loader {self.sampler.first_place()}")
             epoch, batches = self.sampler.epoch, iter(loader)
             while self.sampler.epoch == epoch:
-                yield from self._batches_of_a_step(batches)
+                yield from self._batches_of_a_step(loader, batches)
                 if self._changes():
                     # Batches that were read ahead are another place's.
                     break
@@ -271,16 +280,17 @@ class Session:
             if self.epoch == number:
                 raise RuntimeError("an epoch ends when all its steps are done: `for batch in epoch.batches(loader)`")
 
-    def _batches_of_a_step(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _batches_of_a_step(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         place = self.sampler.first_place()
         self._step = step = _Step(self.sampler.micro_batches())
         for size in step.batches:
-            self._training.seed_for(place)
-            place += size
-            batch = self._members.departure.next_batch(batches)
+            with draws.kept(loader, f"{self._training.seed} {self.step_number} {place}"):
+                batch = self._members.departure.next_batch(batches)
             if batch is None:
                 step.lost = "this worker is asked to leave, and so were the processes that read its batches"
                 return
+            self._training.seed_for(place)
+            place += size
             step.turn = _Turn.BACKWARD
             yield batch
             if step.turn is not _Turn.NEXT_BATCH:
@@ -288,21 +298,30 @@ class Session:
             if step.lost is not None:
                 return
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, count: float | None = None) -> None:
         """Adds the gradient of this batch's mean loss. After the last batch of the step it returns with the whole group's
-        gradient in the parameters, where it can be clipped."""
+        gradient in the parameters, where it can be clipped.
+
+        count: the loss is the sum over so many, such as tokens. The step's gradient is then that of the sum over all
+        batches and ranks, divided by the sum of all counts."""
         step = self._step
         if step.turn is not _Turn.BACKWARD:
             raise RuntimeError("session.backward is for a batch of session.steps, once for each")
+        if step.done and (count is None) is not (step.count is None):
+            raise RuntimeError("give session.backward a count with each batch of a step, or with none")
+        size = step.batches[step.done]
         # A sharded model's gradients are means over the ranks of its replica.
-        share = step.batches[step.done] * self._replica.size / self.sampler.step_size()
+        share = size * self._replica.size / self.sampler.step_size()
+        if count is not None:
+            # A batch without samples only keeps step with other ranks.
+            share, step.count = float(self._replica.size * (size > 0)), (step.count or 0) + count * (size > 0)
         if step.done < len(step.batches) - 1:
             self._add(loss * share)
         else:
             self._sum_up(loss * share)
         step.turn = _Turn.STEP
         if step.lost is None:
-            step.loss = loss.detach()
+            step.loss = loss.detach() if count is None else loss.detach() / max(count, 1)
             step.done += 1
 
     @property
@@ -329,6 +348,7 @@ class Session:
         step.turn = _Turn.NEXT_BATCH
         if step.lost is not None or step.done < len(step.batches):
             return False
+        self._trained.check()
         self._training.apply()
         if self._first:
             # Optimizers have a state now.
@@ -370,18 +390,27 @@ class Session:
     def _sum_up(self, loss: torch.Tensor) -> None:
         """The last backward pass of a step, and the sums over the group."""
 
-        def summed() -> tuple[int, int]:
+        step, group = self._step, self._members.group
+        counted = step.count is not None
+
+        def summed() -> tuple[float, ...]:
+            mark = self._sameness.mark(counted=counted) if group.size > 1 else 0
             changing, leaving = worker.forming() is not None, self._members.departure.asked
-            refuse_others(self.optimizer, self._trained)
-            self._gradients.sum_over(self._members.group, changing=changing, leaving=leaving)
+            self._gradients.sum_over(group, Vote(changing, leaving, step.count or 0, mark))
             self._add(loss)
             self._disk.copied()
-            return self._gradients.finish()
+            votes = self._gradients.finish()
+            self._sameness.compare(group, votes.marks, counted=counted, before=self._disk.may_change)
+            return votes.changing, votes.leaving, votes.count
 
         try:
-            self._step.votes = self._replica.together(summed)
+            changing, leaving, count = self._replica.together(summed)
         except GroupLost as lost:
-            self._step.lost = str(lost)
+            step.lost = str(lost)
+            return
+        step.votes = round(changing), round(leaving)
+        if counted:
+            self._gradients.divide(count or 1)
 
     def _newest_loss(self) -> float | None:
         """The loss of this rank's newest batch, now and then: to read it waits for the GPU."""
@@ -440,35 +469,12 @@ class Session:
             self._next_group(why)
 
 
-def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises ValueError for what would fail at the first step, or train each rank in its own way."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("LBFGS computes a loss several times in a step: a session computes it once, for all ranks")
-    for name, one in model.named_parameters():
-        if one.is_complex() and one.requires_grad:
-            raise ValueError(f"the parameter {name!r} is complex: keep it as real numbers")
-    for name, one in model.named_modules():
-        if isinstance(one, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and one.sparse:
-            raise ValueError(f"the gradient of {name!r} would be sparse: give the layer sparse=False")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            "the model is wrapped in DistributedDataParallel, which would sum its gradients a second time, over a group "
-            "that ends with its first lost worker: pass the model inside, such as model.module"
-        )
-
-
-def _no_group_beside() -> None:
-    if has_foreign_group():
-        raise ValueError(
-            "torch.distributed.init_process_group has made a group of this job's workers. It ends with the first worker "
-            "that is lost, and no later worker can join it: leave it out, a session has groups of its own"
-        )
-
-
-def _fit(sampler: ElasticBatchSampler, replica: Replica, same_bits: bool) -> None:
-    """Has the sampler cut steps as the model needs them. Raises ValueError if it cannot for `same_bits`."""
+def _fit(sampler: ElasticBatchSampler, model: torch.nn.Module, replica: Replica, same_bits: bool) -> None:
+    """Has the sampler cut steps as the model needs them. Raises ValueError if it cannot."""
     if replica.mesh is not None:
         sampler.alike = True
+    if sampler.micro_batch > 1 and any(isinstance(one, torch.nn.modules.batchnorm._BatchNorm) for one in model.modules()):
+        sampler.least = 2
     if not same_bits:
         return
     if replica.mesh is not None:

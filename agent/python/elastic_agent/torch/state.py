@@ -44,6 +44,8 @@ class Training:
 
     def apply(self) -> None:
         """Does the step whose gradient is in the parameters."""
+        # An optimizer that draws must draw the same on all ranks.
+        self.seed_for("optimizer")
         self.optimizer.step()
         epoch = self.sampler.epoch
         self.sampler.advance()

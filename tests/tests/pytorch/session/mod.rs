@@ -287,6 +287,12 @@ fn a_step_has_the_gradient_of_its_global_batch() {
 }
 
 #[test]
+fn ranks_that_differ_end_and_are_named() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "compares_ranks.py", &[]);
+}
+
+#[test]
 fn sums_in_order_have_the_same_bits_whatever_the_number_of_ranks() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "sums_in_order.py", &[]);
