@@ -24,6 +24,11 @@ SAMPLES, BATCH, EPOCHS = 40, 10, 3
 drawn = torch.zeros(2, 2, SAMPLES, 3, dtype=torch.float64).share_memory_()
 
 
+# How often each sample was read for an evaluation, and what each rank has in the end.
+read = torch.zeros(23, dtype=torch.int64).share_memory_()
+ends = torch.zeros(2, 16, dtype=torch.float64).share_memory_()
+
+
 class Augmented(torch.utils.data.Dataset):
     """A sample is its number, and what the process that reads it draws."""
 
@@ -117,12 +122,56 @@ def norms(number):
     assert (number, used) in ((0, 16), (1, 27)), (number, used)
 
 
+class Counted(torch.utils.data.Dataset):
+    """It counts how often each sample is read."""
+
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, number):
+        read[number] += 1
+        return torch.full((4,), float(number), dtype=torch.float64)
+
+
+def evaluates(number):
+    """After a broken group, too; and rank 0 alone leaves the loop."""
+    model, optimizer, dataset, sampler = built(0)
+    model = torch.nn.Sequential(model, torch.nn.Dropout(0.5).eval())
+    loader, sums = DataLoader(Counted(), batch_size=4, num_workers=number), []
+
+    def measure(batch):
+        assert not model.training and not torch.is_grad_enabled()
+        return torch.stack([model(batch).sum(), torch.tensor(float(len(batch)))])
+
+    def breaks(batch):
+        session._members.group.cut()
+        return measure(batch)
+
+    more = {"loss_timeout": 0.1}
+    with elastic.Session(model, optimizer, sampler, **more) as session:
+        for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler), epochs=2):
+            session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
+            if not session.step():
+                continue
+            if session.step_number in (1, 2):
+                sums.append(session.evaluate(loader, breaks if (session.step_number, number) == (2, 1) else measure))
+            assert model.training and not model[1].training
+            if session.step_number == 6 and number == 0:
+                break
+        assert session.step_number == 6, session.step_number
+        sums.append(session.evaluate(loader, measure))
+        assert session._members.place["round"] == 2
+    assert all(one[1] == 23 for one in sums), sums
+    ends[number] = torch.cat([torch.stack(sums).flatten(), *(one.detach().flatten() for one in model.parameters())])
+
+
 def rank(port, number):
     torch.set_num_threads(1)
     ranks.Agent(port, number, 2, 1)
     both = by_epochs(number, micro_batch=2)
     draws(drawn[number], 2)
     norms(number)
+    evaluates(number)
     ranks.alone()
     one = by_epochs(0, micro_batch=BATCH)
     # All begin with the parameters of rank 0.
@@ -285,6 +334,9 @@ if __name__ == "__main__":
     ranks.run(2, lambda number: rank(int(sys.argv[1]), number))
     ranks.alone()
     same_draws()
+    assert ends.any() and torch.allclose(ends[0], ends[1], rtol=1e-12), ends
+    # By one rank in each of three evaluations, and by both when the group was broken.
+    assert read.tolist() == [5] * 23, read
     read_again()
     warms_up()
     refusals()

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from .nccl import Communicator, Nccl, Sum
+from .nccl_library import NcclError
 from .operations import Collective, Passage, free_later
 
 # Seconds between two looks at whether all ranks are there: at first, and after a while.
@@ -272,8 +273,17 @@ class Group:
         try:
             return operation()
         except RuntimeError as error:
+            mistake = self._is_mistake(error)
             self.cut()
+            if mistake:
+                raise
             raise GroupLost(str(error).splitlines()[0]) from error
+
+    def _is_mistake(self, error: RuntimeError) -> bool:
+        """Whether no connection has failed: then every next group would meet the error again, as where gloo cannot add
+        numbers of that type."""
+        known = isinstance(error, (NcclError, dist.DistError)) or "gloo" in str(error)
+        return not (self._lost or known or self.has_lost_a_peer())
 
 
 def _once_more(place: dict[str, Any]) -> dict[str, Any]:

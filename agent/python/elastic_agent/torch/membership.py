@@ -183,15 +183,43 @@ class Membership:
                 lost = str(error)
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(
+        self, agree: Callable[[Group], None] | None = None, alone: Callable[[], None] | None = None
+    ) -> Iterator[None]:
         """While the script does something else than steps, on all ranks: keeps this worker's place. In the end all ranks
-        are there again, perhaps in another group."""
+        are there again, perhaps in another group.
+
+        agree: what the ranks then do together. alone: what each does by itself if that group was lost before."""
         if not worker.available():
             yield
+            if agree is not None:
+                agree(self.group)
             return
         # A signal to leave has nothing to wait for.
         self.departure.phase = Phase.BETWEEN
         aside = Aside(self.group, self._next_place)
+        with self._keeping(aside):
+            yield
+
+        def outcome() -> None:
+            aside.outcome()
+            if agree is not None:
+                agree(self.group)
+
+        try:
+            self._replica.together(outcome)
+            self.departure.phase = Phase.IN_GROUP
+            return
+        except GroupLost as error:
+            lost = str(error)
+        if alone:
+            aside = Aside(None if aside.place else self.group, self._next_place, aside.place)
+            with self._keeping(aside):
+                alone()
+        self._enter_or_next(aside.place, lost)
+
+    @contextlib.contextmanager
+    def _keeping(self, aside: Aside) -> Iterator[None]:
         try:
             if self.departure.asked:
                 self.departure.leave()
@@ -204,13 +232,6 @@ class Membership:
             raise
         finally:
             aside.give_up()
-        try:
-            self._replica.together(aside.outcome)
-            self.departure.phase = Phase.IN_GROUP
-            return
-        except GroupLost as error:
-            lost = str(error)
-        self._enter_or_next(aside.place, lost)
 
     def _enter_or_next(self, place: dict[str, Any] | None, lost: str) -> None:
         self.leave_group()

@@ -26,20 +26,34 @@ def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         # By its name: the import of FSDP takes a second.
         if type(one).__name__ in _WRAPPERS:
             raise ValueError(
-                f"{repr(name) if name else 'the model'} is wrapped in {type(one).__name__}, which would sum its gradients "
-                "a second time, over a group that ends with its first lost worker: pass the model inside, such as "
-                "model.module"
+                f"{repr(name) if name else 'the model'} is wrapped in {type(one).__name__}, which would sum its "
+                "gradients a second time, over a group that ends with its first lost worker: pass the model inside, such "
+                "as model.module"
             )
 
 
-def check_samples(model: torch.nn.Module, sampler: ElasticBatchSampler) -> None:
-    """Raises ValueError if the last step of each epoch would fail."""
+def fit(sampler: ElasticBatchSampler, model: torch.nn.Module, replica: Replica, same_bits: bool) -> None:
+    """Has the sampler cut steps as the model needs them. Raises ValueError if it cannot."""
     for name, one in model.named_modules():
         if isinstance(one, torch.nn.BatchNorm1d) and sampler.last_step() == 1:
             raise ValueError(
-                f"{name!r} is a BatchNorm1d, which cannot train on one sample, and the last step of each epoch has one: give "
-                "the sampler drop_last=True or another global_batch"
+                f"{name!r} is a BatchNorm1d, which cannot train on one sample, and the last step of each epoch has one: "
+                "give the sampler drop_last=True or another global_batch"
             )
+        if isinstance(one, torch.nn.modules.batchnorm._BatchNorm) and sampler.micro_batch > 1:
+            sampler.least = 2
+    if replica.mesh is not None:
+        sampler.alike = True
+    if not same_bits:
+        return
+    if replica.mesh is not None:
+        raise ValueError("same_bits is for models that every rank holds as a whole, not for sharded ones")
+    if sampler.rank_batch is not None or sampler.micro_batch >= sampler.global_batch:
+        raise ValueError(
+            "same_bits needs a sampler with a global_batch, and a smaller micro_batch: such as global_batch "
+            "divided by the most ranks there will be"
+        )
+    sampler.in_pieces = True
 
 
 def check_group(model: torch.nn.Module, replica: Replica) -> None:
@@ -54,8 +68,8 @@ def check_group(model: torch.nn.Module, replica: Replica) -> None:
     for name, one in model.named_modules():
         if isinstance(one, torch.nn.SyncBatchNorm):
             raise ValueError(
-                f"{name!r} is a SyncBatchNorm, which without torch.distributed's default group computes as BatchNorm does: "
-                "take BatchNorm, whose statistics are each rank's own, or GroupNorm"
+                f"{name!r} is a SyncBatchNorm, which computes as BatchNorm does where torch.distributed has no default "
+                "group: take BatchNorm, whose statistics are each rank's own, or GroupNorm"
             )
 
 
@@ -100,9 +114,9 @@ class Trained:
             for parameter in group["params"]:
                 if parameter.requires_grad and parameter not in self._trained:
                     raise ValueError(
-                        f"the optimizer has a parameter of shape {tuple(parameter.shape)} that needs a gradient, and that "
-                        "the session's model did not have, or had frozen, when the session was made: give the session a "
-                        "model that holds all that is trained, such as torch.nn.ModuleList([model, criterion]), and "
+                        f"the optimizer has a parameter of shape {tuple(parameter.shape)} that needs a gradient, and "
+                        "that the session's model did not have, or had frozen, when the session was made: give the "
+                        "session a model that holds all that is trained, such as ModuleList([model, criterion]), and "
                         "unfreeze before"
                     )
 

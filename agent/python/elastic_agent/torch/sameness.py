@@ -151,7 +151,7 @@ class Sameness:
 
 
 def cut(sizes: Sequence[int]) -> list[list[tuple[int, int, int]]]:
-    """Cuts tensors of these sizes into parts, each a list of runs: a tensor's number, and where the run begins and ends."""
+    """Cuts tensors of these sizes into parts. Each is a list of runs: a tensor's number, where it begins, and its end."""
     most = max(_LEAST, -(-sum(sizes) // _TURNS))
     # In whole words of eight bytes, whatever a number takes.
     most = -(-most // 8) * 8
@@ -215,9 +215,9 @@ def complaint(found: Sequence[str], marks: Sequence[int], of: int, step: int, ma
     most = f"Most ranks agree with rank {of}" if 2 * marks.count(marks[of]) > len(marks) else "No majority agrees"
     other = f" The machines are not alike: {_each(machines)}." if len(set(machines)) > 1 else ""
     return (
-        f"the ranks do not train the same model after step {step}: {'; '.join(found)}. {most}. The script changes it by more "
-        "than the session's steps, or not on all ranks in the same way: it may change parameters, optimizer and learning "
-        f"rate only by what is the same on all ranks.{other}"
+        f"the ranks do not train the same model after step {step}: {'; '.join(found)}. {most}. The script changes it by "
+        "more than the session's steps, or not on all ranks in the same way: it may change parameters, optimizer and "
+        f"learning rate only by what is the same on all ranks.{other}"
     )
 
 

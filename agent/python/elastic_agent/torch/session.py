@@ -11,25 +11,26 @@ Rounds are in membership.py, what steps change in state.py, and what outlives th
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from .. import worker
 from ..batches import ElasticBatchSampler
 from . import draws, refusals, tree
 from .checkpoints import Folder
 from .disk import Disk
+from .evaluation import Evaluation
 from .gradients import Gradients
-from .group import GroupLost
+from .group import Group, GroupLost
 from .keeper import say
 from .membership import Membership
 from .nccl import Nccl
@@ -37,52 +38,11 @@ from .ordered import OrderedGradients
 from .replica import Replica
 from .sameness import Sameness
 from .state import Training
+from .step import Epoch, Step, Turn
 from .votes import Vote
 
 # Seconds between two losses that are reported.
 _LOSS_EVERY = 5.0
-
-
-class _Turn(enum.Enum):
-    """What the script must call next."""
-
-    BACKWARD = enum.auto()
-    STEP = enum.auto()
-    NEXT_BATCH = enum.auto()
-
-
-@dataclass
-class _Step:
-    """The step under way."""
-
-    # The sizes of this rank's batches, and how many are done.
-    batches: list[int]
-    done: int = 0
-    turn: _Turn = _Turn.NEXT_BATCH
-    loss: torch.Tensor | None = None
-    # How many of what its losses are sums of. None: they are means.
-    count: float | None = None
-    # The ranks that know of a change, and those that leave.
-    votes: tuple[int, int] = (0, 0)
-    # Why the group was lost. The step is then done again in the next one.
-    lost: str | None = None
-    # Whether this rank has entered another group since.
-    moved: bool = False
-    # When it began. What a script does aside does not count.
-    began: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One epoch of `Session.epochs`."""
-
-    # Counted from 0.
-    number: int
-    _session: Session
-
-    def batches(self, loader: Any) -> Iterator[Any]:
-        """This rank's batches of the epoch that are not done yet, as `Session.steps` gives them."""
-        return self._session.steps(loader, epochs=self.number + 1)
 
 
 class Session:
@@ -151,8 +111,7 @@ class Session:
         refusals.check(model, optimizer)
         self._replica = replica = Replica(model)
         refusals.check_group(model, replica)
-        refusals.check_samples(model, sampler)
-        _fit(sampler, model, replica, same_bits)
+        refusals.fit(sampler, model, replica, same_bits)
         folder = None
         if checkpoint_dir is not None:
             path = pathlib.Path(checkpoint_dir).absolute()
@@ -166,9 +125,11 @@ class Session:
         self._sameness = Sameness(self._training)
         nccl = Nccl(list(model.parameters()), backend)
         self._members = Membership(self._training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
-        self._step = _Step([])
+        self._step = Step([])
         self._loss_read = -_LOSS_EVERY
         self._first = True
+        # Whether the script has left a loop before its end.
+        self._left = False
 
     @property
     def step_number(self) -> int:
@@ -249,15 +210,26 @@ class Session:
                 f"session.steps has nothing left to do: `epochs={epochs}` counts all epochs of the training, and "
                 f"{self.sampler.epoch} are done. A loop by epochs is `for epoch in session.epochs(…)`"
             )
+        self._close_loop()
+        try:
+            yield from self._steps_until(loader, epochs)
+        except GeneratorExit:
+            # A `break`, perhaps on this rank alone.
+            self._left = True
+            raise
+
+    def _steps_until(self, loader: Any, epochs: int) -> Iterator[Any]:
         while self.sampler.epoch < epochs:
-            self.sampler.batch_of = functools.partial(
-                draws.Batch, seed=f"{self._training.seed} {self.sampler.epoch}"
-            )
+            self.sampler.batch_of = functools.partial(draws.Batch, seed=f"{self._training.seed} {self.epoch}")
             # What a loader's processes draw as they start is another rank's otherwise.
             self._training.seed_for(f"loader {self.sampler.first_place()}")
             epoch, batches = self.sampler.epoch, iter(loader)
             while self.sampler.epoch == epoch:
                 yield from self._batches_of_a_step(loader, batches)
+                if self._step.ended:
+                    self._gradients.clear()
+                    say(f"another rank has left the loop after step {self.step_number}, and so does this one")
+                    return
                 if self._changes():
                     # Batches that were read ahead are another place's.
                     break
@@ -276,13 +248,17 @@ class Session:
         """
         while self.epoch < count:
             number = self.epoch
-            yield Epoch(number, self)
+            try:
+                yield Epoch(number, self)
+            except GeneratorExit:
+                self._left = True
+                raise
             if self.epoch == number:
                 raise RuntimeError("an epoch ends when all its steps are done: `for batch in epoch.batches(loader)`")
 
     def _batches_of_a_step(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         place = self.sampler.first_place()
-        self._step = step = _Step(self.sampler.micro_batches())
+        self._step = step = Step(self.sampler.micro_batches())
         for size in step.batches:
             with draws.kept(loader, f"{self._training.seed} {self.step_number} {place}"):
                 batch = self._members.departure.next_batch(batches)
@@ -291,9 +267,9 @@ class Session:
                 return
             self._training.seed_for(place)
             place += size
-            step.turn = _Turn.BACKWARD
+            step.turn = Turn.BACKWARD
             yield batch
-            if step.turn is not _Turn.NEXT_BATCH:
+            if step.turn is not Turn.NEXT_BATCH:
                 raise RuntimeError("call session.backward(loss) and then session.step() for each batch")
             if step.lost is not None:
                 return
@@ -305,7 +281,7 @@ class Session:
         count: the loss is the sum over so many, such as tokens. The step's gradient is then that of the sum over all
         batches and ranks, divided by the sum of all counts."""
         step = self._step
-        if step.turn is not _Turn.BACKWARD:
+        if step.turn is not Turn.BACKWARD:
             raise RuntimeError("session.backward is for a batch of session.steps, once for each")
         if step.done and (count is None) is not (step.count is None):
             raise RuntimeError("give session.backward a count with each batch of a step, or with none")
@@ -319,7 +295,7 @@ class Session:
             self._add(loss * share)
         else:
             self._sum_up(loss * share)
-        step.turn = _Turn.STEP
+        step.turn = Turn.STEP
         if step.lost is None:
             step.loss = loss.detach() if count is None else loss.detach() / max(count, 1)
             step.done += 1
@@ -328,8 +304,7 @@ class Session:
     def step_is_complete(self) -> bool:
         """Whether the gradient of the whole step, over all ranks, is in the parameters: from `backward` of its last batch
         to `step`."""
-        step = self._step
-        return step.turn is _Turn.STEP and step.lost is None and step.done == len(step.batches)
+        return self._step.is_complete
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
         """Between `backward` and `step`: scales the gradient of a whole step down to a norm of `max_norm` at most, and
@@ -342,11 +317,10 @@ class Session:
     def step(self) -> bool:
         """Applies the step, if this was its last batch. Returns whether it was applied: not for an earlier batch, and not
         if a peer is gone; then the step is done again in the next group."""
-        step = self._step
-        if step.turn is not _Turn.STEP:
-            return False
-        step.turn = _Turn.NEXT_BATCH
-        if step.lost is not None or step.done < len(step.batches):
+        complete = self._step.is_complete
+        if self._step.turn is Turn.STEP:
+            self._step.turn = Turn.NEXT_BATCH
+        if not complete:
             return False
         self._trained.check()
         self._training.apply()
@@ -359,8 +333,7 @@ class Session:
         worker.report_progress(self.step_number, epoch=self.epoch, loss=self._newest_loss())
         return True
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> AbstractContextManager[None]:
         """Around what a script does between two steps and that takes long, such as an evaluation or a test: rounds form
         meanwhile, and no other rank takes this one for lost.
 
@@ -372,16 +345,41 @@ class Session:
         Every rank enters it after the same step; what is done inside may be another on each. It changes nothing that a
         step changes. At its end all ranks wait for each other.
         """
+        return self._aside()
+
+    @contextlib.contextmanager
+    def _aside(
+        self, agree: Callable[[Group], None] | None = None, alone: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        self._close_loop()
         if self._step.lost is None and self._step.done < len(self._step.batches):
             raise RuntimeError("session.aside is for what is done between two steps, after session.step")
         group, entered = self._members.group, time.monotonic()
-        with self._members.aside():
+        with self._members.aside(agree, alone):
             yield
         self._step.began += time.monotonic() - entered
         if self._members.group is not group:
             self._gradients.clear()
-            self._step = _Step([], moved=True)
+            self._step = Step([], moved=True)
             self._tell_group()
+
+    def evaluate(self, loader: DataLoader, measure: Callable[[Any], Any]) -> torch.Tensor | None:
+        """The sum of what `measure` gives for each batch, over all batches of a loader: each is read by one rank. Every
+        rank calls this after the same step, as with `aside`, and gets the same sum, in double precision. If the group
+        changes meanwhile, each rank reads all batches. None if there is no batch.
+
+        ::
+
+            correct, samples = session.evaluate(loader, lambda batch: torch.stack(count(model, batch)))
+
+        measure: returns a number, or a tensor of a few: sums over the samples of its batch. The model is in the mode for
+        evaluation, and nothing has a gradient. Of a sharded model each node reads a part.
+        """
+        self._training.seed_for("evaluation")
+        found = Evaluation(self.model, loader, measure)
+        with self._aside(agree=found.add_up, alone=lambda: found.part(0, 1)):
+            found.part(self._members.group.rank, self._members.group.size)
+        return found.total
 
     def _add(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -396,19 +394,20 @@ class Session:
         def summed() -> tuple[float, ...]:
             mark = self._sameness.mark(counted=counted) if group.size > 1 else 0
             changing, leaving = worker.forming() is not None, self._members.departure.asked
-            self._gradients.sum_over(group, Vote(changing, leaving, step.count or 0, mark))
+            self._gradients.sum_over(group, Vote(changing, leaving, False, step.count or 0, mark))
             self._add(loss)
             self._disk.copied()
             votes = self._gradients.finish()
-            self._sameness.compare(group, votes.marks, counted=counted, before=self._disk.may_change)
-            return votes.changing, votes.leaving, votes.count
+            if not votes.ended:
+                self._sameness.compare(group, votes.marks, counted=counted, before=self._disk.may_change)
+            return votes.changing, votes.leaving, votes.ended, votes.count
 
         try:
-            changing, leaving, count = self._replica.together(summed)
+            changing, leaving, ended, count = self._replica.together(summed)
         except GroupLost as lost:
             step.lost = str(lost)
             return
-        step.votes = round(changing), round(leaving)
+        step.votes, step.ended = (round(changing), round(leaving)), ended > 0
         if counted:
             self._gradients.divide(count or 1)
 
@@ -421,6 +420,7 @@ class Session:
 
     def _changes(self) -> bool:
         """After a step: enters the next group if this one changes. Returns whether it did."""
+        self._step.settled = True
         lost, (changing, leaving) = self._step.lost, self._step.votes
         if self._step.moved:
             return True
@@ -436,6 +436,29 @@ class Session:
                 self._members.departure.leave()
         self._next_group(lost)
         return True
+
+    def _close_loop(self) -> None:
+        """After a `break`, which may be this rank's alone: the others hear of it where they wait for its gradient."""
+        if not self._left:
+            return
+        self._left, step = False, self._step
+        if step.is_complete:
+            raise RuntimeError("leave a loop before session.backward or after session.step: other ranks apply this step")
+        if not step.settled and not step.moved and (step.lost is not None or step.done == len(step.batches)):
+            self._changes()
+        self._step = Step([])
+        while self._members.group.size > 1:
+            try:
+                self._replica.together(self._say_ended)
+                return
+            except GroupLost as lost:
+                self._next_group(str(lost))
+
+    def _say_ended(self) -> None:
+        self._gradients.clear()
+        self._gradients.sum_over(self._members.group, Vote(ended=True))
+        self._gradients.finish()
+        self._gradients.clear()
 
     def _next_group(self, lost: str | None) -> None:
         self._members.leave_group()
@@ -458,6 +481,7 @@ class Session:
 
     def _finish_together(self) -> None:
         """The last step is done on all ranks, and saved. A worker that starts later has no more to do then."""
+        self._close_loop()
         while True:
             try:
                 self._replica.together(self._members.meet_at_the_end)
@@ -467,21 +491,3 @@ class Session:
             if why is None:
                 return
             self._next_group(why)
-
-
-def _fit(sampler: ElasticBatchSampler, model: torch.nn.Module, replica: Replica, same_bits: bool) -> None:
-    """Has the sampler cut steps as the model needs them. Raises ValueError if it cannot."""
-    if replica.mesh is not None:
-        sampler.alike = True
-    if sampler.micro_batch > 1 and any(isinstance(one, torch.nn.modules.batchnorm._BatchNorm) for one in model.modules()):
-        sampler.least = 2
-    if not same_bits:
-        return
-    if replica.mesh is not None:
-        raise ValueError("same_bits is for models that every rank holds as a whole, not for sharded ones")
-    if sampler.rank_batch is not None or sampler.micro_batch >= sampler.global_batch:
-        raise ValueError(
-            "same_bits needs a sampler with a global_batch, and a smaller micro_batch: such as global_batch "
-            "divided by the most ranks there will be"
-        )
-    sampler.in_pieces = True

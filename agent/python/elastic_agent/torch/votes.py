@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 # The sums over all ranks. Behind them each rank has a place for its mark.
-_SUMS = 3
+_SUMS = 4
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class Vote:
     # Whether it knows that the group changes, and whether it leaves.
     changing: bool = False
     leaving: bool = False
+    # Whether its script has left the loop: it gives no gradient any more.
+    ended: bool = False
     # How many of what its losses are sums of, such as tokens. 0 if they are means.
     count: float = 0
     # A number that has to be the same on all ranks, from 0 to 2**24: a single-precision number can hold these.
@@ -25,7 +27,7 @@ class Vote:
     def write(self, places: torch.Tensor, rank: int) -> None:
         """Puts it where the sum over the ranks gathers it. A GPU is not waited for."""
         places.zero_()
-        for place, number in zip(places.unbind(), (self.changing, self.leaving, self.count)):
+        for place, number in zip(places.unbind(), (self.changing, self.leaving, self.ended, self.count)):
             # An assignment would copy the number from the host, and wait for all that the GPU has to do.
             place.fill_(float(number))
         own = places[_SUMS + rank]
@@ -34,24 +36,25 @@ class Vote:
 
 @dataclass(frozen=True)
 class Votes:
-    """What all ranks have told: the numbers of ranks that know of a change and that leave, the sum of the counts, and
-    each rank's mark. A rank by itself has no marks."""
+    """What all ranks have told: the numbers of ranks that know of a change, that leave, and whose loops have ended; the
+    sum of the counts; and each rank's mark. A rank by itself has no marks."""
 
     changing: int
     leaving: int
+    ended: int
     count: float
     marks: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, places: torch.Tensor) -> Votes:
         """Of the summed places. Waits for the GPU."""
-        changing, leaving, count, *marks = places.tolist()
-        return cls(round(changing), round(leaving), count, tuple(map(round, marks)))
+        changing, leaving, ended, count, *marks = places.tolist()
+        return cls(round(changing), round(leaving), round(ended), count, tuple(map(round, marks)))
 
     @classmethod
     def of_one(cls, vote: Vote) -> Votes:
         """Of a group of one rank."""
-        return cls(int(vote.changing), int(vote.leaving), vote.count)
+        return cls(int(vote.changing), int(vote.leaving), int(vote.ended), vote.count)
 
 
 def room(size: int) -> int:
