@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import elastic_agent.torch as elastic
 import ranks
+from elastic_agent import worker
 
 SAMPLES, BATCH, EPOCHS = 40, 10, 3
 # What each rank has drawn for its samples in two epochs, by torch, NumPy and Python.
@@ -27,6 +28,7 @@ drawn = torch.zeros(2, 2, SAMPLES, 3, dtype=torch.float64).share_memory_()
 # How often each sample was read for an evaluation, and what each rank has in the end.
 read = torch.zeros(23, dtype=torch.int64).share_memory_()
 ends = torch.zeros(2, 16, dtype=torch.float64).share_memory_()
+firsts = torch.zeros(2, 11, dtype=torch.float64).share_memory_()
 
 
 class Augmented(torch.utils.data.Dataset):
@@ -122,6 +124,39 @@ def norms(number):
     assert (number, used) in ((0, 16), (1, 27)), (number, used)
 
 
+def two_sessions(agent, number):
+    """Rank 1 starts when rank 0 has completed the first session, and gets its result."""
+    round_, both = agent.place["round"] + 1, agent.place
+    agent.place = {**both, "round": round_ + 1}
+    if number == 0:
+        agent.place = {**both, "round": round_, "world_size": 1}
+    model, optimizer, dataset, sampler = built(number)
+    loader, evaluated = DataLoader(dataset, batch_sampler=sampler), DataLoader(Counted(), batch_size=4)
+    with elastic.Session(model, optimizer, sampler, name="first") as session:
+        for inputs, labels in session.steps(loader, epochs=2):
+            assert number == 0
+            session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
+            session.step()
+        assert list(session.epochs(2)) == [] and session.epoch == 2 and session.step_number == 8
+        total = session.evaluate(evaluated, lambda batch: model(batch).sum())
+    agent.place = {**both, "round": round_ + 1}
+    firsts[number] = torch.cat([total.view(1), *(one.detach().flatten() for one in model.parameters())])
+    model, optimizer, dataset, sampler = built(2 + number)
+    with elastic.Session(model, optimizer, sampler, name="second") as session:
+        for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler)):
+            session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
+            session.step()
+        assert session.step_number == 4 and session._members.place["round"] == round_ + 1
+    agent.place = {**both, "round": round_ + 2}
+    worker.give_up, given_up = lambda reason: sys.exit(reason), None
+    try:
+        with elastic.Session(*built(0)[:2], built(0)[3], name=f"third of {number}"):
+            pass
+    except SystemExit as end:
+        given_up = end.code
+    assert given_up == "the ranks are in sessions of different names: 'third of 0' on rank 0; 'third of 1' on rank 1"
+
+
 class Counted(torch.utils.data.Dataset):
     """It counts how often each sample is read."""
 
@@ -167,11 +202,12 @@ def evaluates(number):
 
 def rank(port, number):
     torch.set_num_threads(1)
-    ranks.Agent(port, number, 2, 1)
+    agent = ranks.Agent(port, number, 2, 1)
     both = by_epochs(number, micro_batch=2)
     draws(drawn[number], 2)
     norms(number)
     evaluates(number)
+    two_sessions(agent, number)
     ranks.alone()
     one = by_epochs(0, micro_batch=BATCH)
     # All begin with the parameters of rank 0.
@@ -335,8 +371,9 @@ if __name__ == "__main__":
     ranks.alone()
     same_draws()
     assert ends.any() and torch.allclose(ends[0], ends[1], rtol=1e-12), ends
-    # By one rank in each of three evaluations, and by both when the group was broken.
-    assert read.tolist() == [5] * 23, read
+    # By one rank in each of three evaluations, by both when the group was broken, and by both in two sessions.
+    assert read.tolist() == [7] * 23, read
+    assert firsts.any() and torch.equal(firsts[0], firsts[1]), firsts
     read_again()
     warms_up()
     refusals()

@@ -3,6 +3,7 @@ state the ranks continue from, membership.py decides."""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,13 @@ class Disk:
         if newest is not None:
             self.load(held[newest].copy(lambda _: mesh))
         return newest is not None
+
+    def own(self, checkpoint: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
+        """The committed checkpoint, if it can be that of the session of this name: this has a folder of its own."""
+        if not name or checkpoint is None:
+            return checkpoint
+        parents = pathlib.Path(checkpoint["path"]).parents
+        return checkpoint if self._folder and self._folder.path in parents else None
 
     def load(self, value: dict[str, Any]) -> None:
         """Has the training continue from a state."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pathlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -25,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from .. import worker
 from ..batches import ElasticBatchSampler
-from . import draws, refusals, tree
+from . import checkpoints, draws, refusals, sessions, tree
 from .checkpoints import Folder
 from .disk import Disk
 from .evaluation import Evaluation
@@ -68,7 +67,7 @@ class Session:
 
     - scheduler: a learning rate scheduler. It advances with each step, or with `scheduler_per="epoch"` with each epoch.
     - on_group: called with the session in each group, before its first step, when all ranks have one state: for example
-      to set the learning rate by `world_size`, if the sampler has a `rank_batch`.
+      to set a learning rate by `world_size`.
     - checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
       steps, after the last one, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for
       the write, unless there are snapshots: these are written during training. Of a sharded model each rank of the first
@@ -79,6 +78,8 @@ class Session:
       samples. Without it rank 0 draws one, and it is part of the state.
     - same_bits: the result is the same to the last bit for any number of ranks, on machines that compute alike. Gradients
       of `micro_batch`es are added in their order, after the backward pass. The sampler must have a `global_batch`.
+    - name: for a script of several sessions. A worker that starts when the others have completed one gets its model from
+      them: they keep a copy. Its checkpoints are in a folder of its name in `checkpoint_dir`.
     - backend: "nccl", "gloo", or None for NCCL if the parameters are on a GPU and all ranks have it, else gloo. Without
       NCCL, gradients on a GPU go through the hosts, and a line says why. All else uses gloo.
     - operation_timeout: seconds that an exchange between ranks may take, counted from the last piece of a state that has
@@ -102,6 +103,7 @@ class Session:
         snapshot_every: int | None = None,
         seed: int | None = None,
         same_bits: bool = False,
+        name: str = "",
         backend: str | None = None,
         operation_timeout: float = 60,
         loss_timeout: float = 5,
@@ -114,10 +116,10 @@ class Session:
         refusals.fit(sampler, model, replica, same_bits)
         folder = None
         if checkpoint_dir is not None:
-            path = pathlib.Path(checkpoint_dir).absolute()
+            path = checkpoints.place_of(checkpoint_dir, name)
             folder = Folder(path, checkpoint_every, keep_checkpoints, operation_timeout, replica.word)
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
-        self._on_group = on_group
+        self._on_group, self._name = on_group, name
         self._training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per)
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.named_parameters())
         self._disk = Disk(self._training, replica, folder, snapshot_every, operation_timeout)
@@ -171,9 +173,10 @@ class Session:
         self._gradients.clear()
 
     def __enter__(self) -> Session:
+        self._which = sessions.enter(self._name)
         self._members.departure.begin()
         try:
-            self._members.enter_first()
+            self._members.enter_first(self._which)
         except BaseException:
             # SIGTERM, perhaps: the end of this process must not wait for the group.
             self._members.leave_group()
@@ -191,6 +194,8 @@ class Session:
         try:
             if kind is None:
                 self._finish_together()
+                if worker.available():
+                    self._which.complete(self._training.result())
         finally:
             self._members.leave_group()
             self._disk.close(forget=kind is None)
@@ -205,6 +210,8 @@ class Session:
         """
         if getattr(loader, "batch_sampler", None) is not self.sampler:
             raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
+        if self._members.completed:
+            return
         if self.sampler.epoch >= epochs:
             say(
                 f"session.steps has nothing left to do: `epochs={epochs}` counts all epochs of the training, and "
@@ -246,7 +253,7 @@ class Session:
                     session.backward(loss_of(model(images), labels))
                     session.step()
         """
-        while self.epoch < count:
+        while self.epoch < count and not self._members.completed:
             number = self.epoch
             try:
                 yield Epoch(number, self)
@@ -387,7 +394,6 @@ class Session:
 
     def _sum_up(self, loss: torch.Tensor) -> None:
         """The last backward pass of a step, and the sums over the group."""
-
         step, group = self._step, self._members.group
         counted = step.count is not None
 
