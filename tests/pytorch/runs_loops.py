@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import elastic_agent.torch as elastic
 import ranks
 from elastic_agent import worker
+from elastic_agent.torch import tree
+from elastic_agent.torch.state import Training
 
 SAMPLES, BATCH, EPOCHS = 40, 10, 3
 # What each rank has drawn for its samples in two epochs, by torch, NumPy and Python.
@@ -304,6 +306,22 @@ def read_again():
     assert state["scheduler"]["of"] == {3, "a"} and state["optimizer"]["param_groups"][0]["lr"] == 0.5, state
 
 
+def keeps_types():
+    """An optimizer whose state has more digits than the parameters."""
+    trainings = []
+    for _ in range(2):
+        model = torch.nn.Linear(4, 2, dtype=torch.bfloat16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        trainings.append(Training(model, optimizer, elastic.ElasticBatchSampler(SAMPLES, BATCH)))
+    optimizer = trainings[0].optimizer
+    for one in optimizer.param_groups[0]["params"]:
+        optimizer.state[one]["momentum_buffer"] = torch.rand(one.shape)
+    trainings[1].load(tree.put_together(*tree.take_apart(trainings[0].value())))
+    here, there = (one.optimizer.state_dict()["state"] for one in trainings)
+    for number in (0, 1):
+        assert torch.equal(here[number]["momentum_buffer"], there[number]["momentum_buffer"])
+
+
 def warms_up():
     """A first pass of a model leaves nothing behind."""
     torch.manual_seed(1)
@@ -375,6 +393,7 @@ if __name__ == "__main__":
     assert read.tolist() == [7] * 23, read
     assert firsts.any() and torch.equal(firsts[0], firsts[1]), firsts
     read_again()
+    keeps_types()
     warms_up()
     refusals()
     refuses_later_changes()

@@ -200,6 +200,7 @@ class Session:
             self._members.leave_group()
             self._disk.close(forget=kind is None)
             self._gradients.remove()
+            self.sampler.batch_of = None
             self._members.departure.end()
 
     def steps(self, loader: Any, epochs: int = 1) -> Iterator[Any]:

@@ -74,11 +74,23 @@ class Training:
         self.model.load_state_dict(value["model"])
         if "optimizer" in value:
             self.optimizer.load_state_dict(value["optimizer"])
+            self._keep_types(value["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(value["scheduler"])
         if not self._given:
             self.seed = value["seed"]
         self.step_number = value["step"]
+
+    def _keep_types(self, given: dict[str, Any]) -> None:
+        """PyTorch gives an optimizer's state the type of its parameters, such as bfloat16: other ranks may have more."""
+        numbers = [number for group in given["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters):
+            own = self.optimizer.state.get(parameter, {})
+            for name, value in given["state"].get(number, {}).items():
+                now = own.get(name)
+                if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                    own[name] = value.to(now.device)
 
 
 def _senders(descriptions: list[dict[str, Any]], holders: Sequence[int]) -> list[int]:
