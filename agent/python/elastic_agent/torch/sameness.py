@@ -48,7 +48,8 @@ class _Slice:
 
     def numbers(self) -> torch.Tensor:
         """They may be the tensor's own memory."""
-        return self.tensor.detach().reshape(-1)[self.first : self.end]
+        flat = self.tensor.detach().reshape(-1)
+        return flat if self.end - self.first == flat.numel() else flat[self.first : self.end]
 
     def take(self, numbers: torch.Tensor) -> None:
         """Puts others there."""
@@ -124,7 +125,7 @@ class Sameness:
         facts = {"the step": self._training.step_number, "the epoch": sampler.epoch, "the position": sampler.position}
         facts |= {"the number of the optimizer's groups": len(groups), "whether `backward` gets a count": counted}
         for name, value in groups[number].items():
-            if (plain := _plain(value)) is not None:
+            if name != "params" and (plain := _plain(value)) is not None:
                 facts[f"{name} of the optimizer's group {number}"] = plain
         return facts
 

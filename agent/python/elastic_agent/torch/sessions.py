@@ -1,5 +1,5 @@
-"""The sessions of a script: which of them this is, and the results of those that are completed. A worker that starts later
-runs the script from its beginning, and gets these from the others."""
+"""The sessions of a script: which of them this is, and the results of those that are completed. A late worker runs the
+script from its beginning, and gets these from the others."""
 
 from __future__ import annotations
 
