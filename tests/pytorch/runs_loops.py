@@ -204,8 +204,12 @@ def evaluates(number):
 
 def rank(port, number):
     torch.set_num_threads(1)
-    agent = ranks.Agent(port, number, 2, 1)
-    both = by_epochs(number, micro_batch=2)
+    agent, told = ranks.Agent(port, number, 2, 1), io.StringIO()
+    agent.place["restart_count"] = 2
+    with contextlib.redirect_stderr(told):
+        both = by_epochs(number, micro_batch=2)
+    assert ("from before the job's 2 restarts: training begins at step 0" in told.getvalue()) is (number == 0)
+    del agent.place["restart_count"]
     draws(drawn[number], 2)
     norms(number)
     evaluates(number)

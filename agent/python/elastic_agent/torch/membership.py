@@ -339,6 +339,11 @@ class Membership:
         offers = [[Offer(one - 1)] if one else [] for one in group.gather(mine)]
         choice = choose(offers, checkpoint["step"] if checkpoint else None)
         self._wait_for_newer(choice.step)
+        if choice.source == "nothing" and group.rank == 0 and self.place.get("restart_count"):
+            say(
+                f"no worker, agent's memory or checkpoint has a state from before the job's {self.place['restart_count']} "
+                "restarts: training begins at step 0. `checkpoint_dir` and `snapshot_every` keep one"
+            )
         if choice.source == "checkpoint":
             read = lambda: checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh)  # noqa: E731
             value = self.while_others_wait(read if group.rank == 0 else None)
