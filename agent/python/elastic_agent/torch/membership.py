@@ -341,8 +341,9 @@ class Membership:
         self._wait_for_newer(choice.step)
         if choice.source == "nothing" and group.rank == 0 and self.place.get("restart_count"):
             say(
-                f"no worker, agent's memory or checkpoint has a state from before the job's {self.place['restart_count']} "
-                "restarts: training begins at step 0. `checkpoint_dir` and `snapshot_every` keep one"
+                "no worker, agent's memory or checkpoint has a state from before the job's "
+                f"{self.place['restart_count']} restarts: training begins at step 0. `checkpoint_dir` and "
+                "`snapshot_every` keep one"
             )
         if choice.source == "checkpoint":
             read = lambda: checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh)  # noqa: E731
