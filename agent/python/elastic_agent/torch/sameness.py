@@ -190,10 +190,9 @@ def unlike_facts(facts: Sequence[dict[str, Any]], of: int) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A setting of an optimizer, if it is made of numbers and text. None for others, such as a tensor."""
-    if isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, (int, float)):
+    """A setting of an optimizer, if it is made of numbers. None for others, such as a tensor, or an option that only a
+    later version of PyTorch has."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         # What NumPy computed, and what was received, are the same.
         return float(value)
     if isinstance(value, (tuple, list)):
