@@ -114,8 +114,8 @@ class Sameness:
         if not self._said and group.rank == 0:
             self._said = True
             say(
-                f"the ranks compute other last bits ({_each(machines)}). Each {len(self._parts)} steps all take those of "
-                "one rank"
+                f"the last bits of what the ranks compute differ ({_each(machines)}). All ranks take those of one, of "
+                f"each parameter every {len(self._parts)} steps"
             )
 
     def _facts(self, counted: bool) -> dict[str, Any]:
