@@ -164,7 +164,7 @@ session = elastic.Session(
 )
 # Several sums in a step, as in a large model.
 session._gradients.remove()
-session._gradients = Gradients(model.parameters(), bucket_bytes=4096)
+session._gradients = Gradients(model.named_parameters(), bucket_bytes=4096)
 with session:
     while session.epoch < harness.wanted("epochs"):
         for inputs, targets, places in session.steps(loader, epochs=session.epoch + 1):

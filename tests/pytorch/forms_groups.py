@@ -78,11 +78,28 @@ def a_connection_opened_while_gloo_connects(port, number):
     opened[0].close()
 
 
+def a_mistake_is_no_lost_group(port, number):
+    """What gloo cannot add, no later group can."""
+    place = {"rank": number, "world_size": RANKS, "round": 3 << 20, "master_addr": "127.0.0.1", "master_port": port}
+    group = Group(place)
+    group.join(timeout=30, outdated=lambda: False)
+    try:
+        group.finish(group.start_sum(torch.zeros(3, dtype=torch.int64 if number else torch.int16)))
+    except RuntimeError as error:
+        assert number == 0 and "Invalid scalar type" in str(error), error
+    except GroupLost:
+        assert number > 0
+    else:
+        raise AssertionError("gloo adds short numbers")
+    group.close()
+
+
 def rank(port, rounds, seed, number):
     torch.set_num_threads(1)
     choose, lost, slowest = random.Random(seed), 0, 0.0
     a_connection_of_the_scripts_own(port, number)
     a_connection_opened_while_gloo_connects(port, number)
+    a_mistake_is_no_lost_group(port, number)
     before = descriptors(), threads()
     for round_ in range(rounds):
         # Every rank chooses alike.

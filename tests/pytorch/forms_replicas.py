@@ -23,7 +23,7 @@ def built(seed):
     return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
 
 
-def train(model, broken=lambda session: False):
+def train(model, broken=lambda session: False, counted=True):
     """Two epochs, whose last step has fewer samples than there are ranks. Returns the steps in order."""
     pixels = torch.linspace(-1, 1, SAMPLES * 5, dtype=torch.float64).reshape(SAMPLES, 5).sin()
     dataset = TensorDataset(pixels, torch.arange(SAMPLES) % 3)
@@ -36,8 +36,9 @@ def train(model, broken=lambda session: False):
                 begun.append(session.step_number)
             if broken(session):
                 session._members.group.cut()
-            session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            loss = torch.nn.functional.cross_entropy(model(inputs), labels, reduction="sum" if counted else "mean")
+            session.backward(loss, count=len(labels) if counted else None)
+            session.clip(1.0)
             if session.step():
                 applied.append(session.step_number)
     assert applied == list(range(1, 11)), applied
@@ -97,7 +98,7 @@ def rank(port, number):
     if number == 0:
         ranks.alone()
         whole = built(seed=0)
-        train(whole)
+        train(whole, counted=False)
         for one, other in zip(parameters, whole.parameters()):
             assert torch.allclose(one, other, rtol=1e-9, atol=1e-12), (one, other)
     os._exit(0)

@@ -1,5 +1,6 @@
 """A session's gradient is that of the mean loss over the global batch: with one rank and with two, from one pass and from
-several, and zero where no pass has used a parameter. A gradient that is replaced in the middle of a step is refused."""
+several, and zero where no pass has used a parameter; with counts it is the mean over all that was counted. A gradient
+that is replaced in the middle of a step is refused."""
 
 import sys
 
@@ -11,6 +12,7 @@ import ranks
 from elastic_agent.torch.gradients import Gradients
 from elastic_agent.torch.group import GroupLost
 from elastic_agent.torch.operations import Collective
+from elastic_agent.torch.votes import Vote
 
 SAMPLES, BATCH = 24, 12
 
@@ -40,14 +42,23 @@ def session_of(piece):
     return model, sampler, elastic.Session(model, torch.optim.SGD(model.parameters(), lr=0.0), sampler)
 
 
-def gives_gradients(piece):
+def tokens_of(places):
+    return 1 + places % 4
+
+
+def gives_gradients(piece, counted):
     model, sampler, session = session_of(piece)
     steps, seen = 0, {}
 
     def compare(optimizer, args, kwargs):
         nonlocal steps
         plain, some = Network().double(), slice(BATCH * steps, BATCH * (steps + 1))
-        loss_of(plain(dataset.tensors[0][some], dataset.tensors[2][some]), dataset.tensors[1][some]).backward()
+        inputs, labels, places = (one[some] for one in dataset.tensors)
+        if counted:
+            tokens = tokens_of(places)
+            ((loss_of(plain(inputs, places), labels, reduction="none") * tokens).sum() / tokens.sum()).backward()
+        else:
+            loss_of(plain(inputs, places), labels).backward()
         for (name, found), wanted in zip(model.named_parameters(), plain.parameters()):
             if wanted.grad is None:
                 assert not found.grad.any(), f"{name}: {found.grad}"
@@ -59,14 +70,18 @@ def gives_gradients(piece):
     with session:
         for some, labels, places in session.steps(DataLoader(dataset, batch_sampler=sampler)):
             seen.setdefault(session.step_number, []).extend(places.tolist())
-            session.backward(loss_of(model(some, places), labels))
+            if counted:
+                losses, tokens = loss_of(model(some, places), labels, reduction="none"), tokens_of(places)
+                session.backward((losses * tokens).sum(), count=int(tokens.sum()))
+            else:
+                session.backward(loss_of(model(some, places), labels))
             session.step()
     assert steps == SAMPLES // BATCH and len(seen) == steps, (steps, seen)
 
 
 def refuses_another_gradient():
     model, sampler, session = session_of(4)
-    refused = False
+    refused = counts = False
     with session:
         for some, labels, places in session.steps(DataLoader(dataset, batch_sampler=sampler)):
             try:
@@ -77,13 +92,23 @@ def refuses_another_gradient():
                 break
             model.zero_grad(set_to_none=True)
             session.step()
-    assert refused
+    model, sampler, session = session_of(4)
+    with session:
+        for some, labels, places in session.steps(DataLoader(dataset, batch_sampler=sampler)):
+            try:
+                session.backward(model(some, places).sum(), count=None if session._step.done else 4)
+            except RuntimeError as error:
+                assert "a count with each batch of a step, or with none" in str(error), error
+                counts = True
+                break
+            session.step()
+    assert refused and counts
 
 
 class Sums:
     """A group whose sums have begun, and of which only some end."""
 
-    size = 2
+    rank, size = 0, 2
 
     def __init__(self, ends):
         self.ends = ends
@@ -101,9 +126,9 @@ class Sums:
 def sums_that_are_under_way_keep_their_memory():
     """A sum that a group has left unfinished may still write: later gradients must be elsewhere."""
     model = torch.nn.Linear(300, 300)
-    gradients = Gradients(model.parameters(), bucket_bytes=1)
+    gradients = Gradients(model.named_parameters(), bucket_bytes=1)
     first, last = (bucket.flat for bucket in gradients._buckets)
-    gradients.sum_over(Sums(lambda tensor: tensor is first), changing=False, leaving=False)
+    gradients.sum_over(Sums(lambda tensor: tensor is first), Vote())
     model(torch.ones(300)).sum().backward()
     try:
         gradients.finish()
@@ -121,7 +146,10 @@ def rank(port, size, piece, number):
         ranks.alone()
     else:
         ranks.Agent(port, number, size, 1, first_round=piece)
-    gives_gradients(piece)
+    gives_gradients(piece, counted=False)
+    if size == 2:
+        ranks.Agent(port, number, size, 1, first_round=100 + piece)
+    gives_gradients(piece, counted=True)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class Agent:
         pass
 
     def forms_within(self, seconds):
+        time.sleep(min(seconds, 0.01))
         return False
 
     def quiesce(self, step):

@@ -27,14 +27,14 @@ def slowly(call):
     return slow
 
 
-def train(number, folder):
+def train(number, folder, name=""):
     """Returns the steps that were done here, and the place in the end."""
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     dataset = TensorDataset(torch.randn(10 * STEPS, 4), torch.zeros(10 * STEPS).long())
     sampler, done = elastic.ElasticBatchSampler(dataset, 10), 0
     session = elastic.Session(
-        model, optimizer, sampler, checkpoint_dir=folder, checkpoint_every=3, operation_timeout=LIMIT
+        model, optimizer, sampler, name=name, checkpoint_dir=folder, checkpoint_every=3, operation_timeout=LIMIT
     )
     with session:
         for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler)):
@@ -62,6 +62,10 @@ def rank(port, folder, number):
     committed.clear()
     done, place = train(number, folder)
     assert (done, place["round"], committed) == (0, 2, {}), (done, place, committed)
+    # What another session has saved is not taken for this one's.
+    agent.place = {**agent.place, "round": 3}
+    done, _ = train(number, folder, "second")
+    assert done == STEPS and (folder / "second").is_dir(), done
 
 
 if __name__ == "__main__":

@@ -81,6 +81,14 @@ def follow_the_group(session):
         tell("group", session.step_number, size=session.world_size)
 
 
+def wait(numbers):
+    """An evaluation that takes as long as the test wants."""
+    tell("aside", session.step_number)
+    while harness.is_set(f"aside-{harness.NODE}"):
+        time.sleep(0.01)
+    return numbers.sum()
+
+
 while harness.is_set(f"late-{harness.NODE}"):
     time.sleep(0.01)
 session = elastic.Session(
@@ -106,10 +114,7 @@ with session:
             if session.step():
                 harness.trace("applied", step=step, pid=os.getpid(), at=time.monotonic())
                 if harness.is_set(f"aside-{harness.NODE}"):
-                    with session.aside():
-                        tell("aside", session.step_number)
-                        while harness.is_set(f"aside-{harness.NODE}"):
-                            time.sleep(0.01)
+                    assert session.evaluate(DataLoader(range(10), batch_size=4), wait) == 45
             if not harness.is_set("epochs"):
                 time.sleep(0.05)
     tell("end", session.step_number, sum=sum(float(whole(one).abs().sum()) for one in model.parameters()))

@@ -4,7 +4,7 @@ ranks divide, or one for each rank."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import order
@@ -66,6 +66,10 @@ class ElasticBatchSampler:
         # `Session` sets these: whether all ranks have as many batches of a step, because they compute together; and
         # whether batches are cut from the whole step, not from each rank's part, for `same_bits`.
         self.alike = self.in_pieces = False
+        # The fewest samples of a batch, if its step has so many: BatchNorm needs two.
+        self.least = 1
+        # What makes a batch of its samples.
+        self.batch_of: Callable[[list[int]], list[int]] | None = None
         self.epoch = 0
         # Samples of the epoch that earlier steps have used.
         self.position = 0
@@ -94,6 +98,13 @@ class ElasticBatchSampler:
         """The sizes of this rank's batches of the step at the position. A batch of size 0 only keeps step with ranks that
         have more: what it yields does not count."""
         return [len(batch) for batch in self._share(self.position)]
+
+    def last_step(self) -> int | None:
+        """The number of samples of an epoch's last step. None if that follows from the number of ranks."""
+        if self._fixed is None:
+            return None
+        rest = 0 if self.drop_last else self.length % self._fixed
+        return rest or self._fixed
 
     def first_place(self) -> int:
         """Where this rank's part of the step at the position begins, among the step's samples."""
@@ -129,7 +140,9 @@ class ElasticBatchSampler:
             samples = order.of_epoch(self.length, self.seed, self.epoch)
         for position in range(self.position, self._end(), self.global_batch):
             for places in self._share(position):
-                yield [samples[place] for place in places or [position]]
+                few = range(position, min(position + self.least, self._end()))
+                batch = [samples[place] for place in places or few]
+                yield self.batch_of(batch) if self.batch_of else batch
 
     def __len__(self) -> int:
         """The number of batches that are left for this rank in the epoch."""
@@ -148,15 +161,19 @@ class ElasticBatchSampler:
             # What a loop does between `backward` and `step`, such as to clip gradients, all ranks must do.
             if first == end:
                 return [range(first, end)]
-            return [range(at, min(at + self.micro_batch, end)) for at in range(first, end, self.micro_batch)]
+            begins = list(range(first, end, self.micro_batch))
+            if len(begins) > 1 and end - begins[-1] < self.least:
+                begins.pop()
+            return [range(at, until) for at, until in zip(begins, [*begins[1:], end])]
         count = -(-size // (self.world_size * self.micro_batch))
         cuts = [first + (end - first) * number // count for number in range(count + 1)]
         return [range(at, until) for at, until in zip(cuts, cuts[1:])]
 
     def _part(self, size: int) -> tuple[int, int]:
-        """Where this rank's part of a step of `size` samples begins and ends. Parts differ by one sample at most, or by
-        one micro-batch."""
-        unit = self.micro_batch if self.in_pieces else 1
-        units = -(-size // unit)
-        first, end = (unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1))
-        return min(first, size), min(end, size)
+        """Where this rank's part of a step of `size` samples begins and ends. Parts differ by one unit at most: a
+        sample, the fewest of a batch, or a micro-batch."""
+        unit = self.micro_batch if self.in_pieces else self.least
+        # Only a micro-batch may be smaller than a unit.
+        units = -(-size // unit) if self.in_pieces else max(size // unit, 1)
+        first, end = (units * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        return unit * first, size if end == units else unit * end

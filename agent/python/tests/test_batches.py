@@ -27,9 +27,10 @@ class Histories(unittest.TestCase):
                 # A group of some size does some steps, then another one continues.
                 size = choose.randint(1, 6)
                 samplers = [of_rank(rank, size, length, batch, state=state, **options) for rank in range(size)]
-                alike, in_pieces = choose.choice([(False, False), (True, False), (False, True)])
+                how = choose.choice([(False, False, 1), (True, False, 1), (False, True, 1), (False, False, min(2, micro))])
+                alike, in_pieces, least = how
                 for sampler in samplers:
-                    sampler.alike, sampler.in_pieces = alike, in_pieces
+                    sampler.alike, sampler.in_pieces, sampler.least = how
                 readers = [iter(sampler) for sampler in samplers]
                 for _ in range(choose.randint(1, 3)):
                     if samplers[0].epoch:
@@ -43,10 +44,11 @@ class Histories(unittest.TestCase):
                             places = next(reader)
                             if expected == 0:
                                 # It only keeps step with the other ranks.
-                                self.assertEqual(len(places), 1)
+                                self.assertIn(len(places), (1, least))
                                 continue
                             self.assertEqual(len(places), expected)
-                            self.assertLessEqual(len(places), micro)
+                            self.assertLessEqual(len(places), micro + least - 1)
+                            self.assertGreaterEqual(len(places), min(least, samplers[0].step_size()), f"seed {seed}")
                             of_step += places
                             pieces.append(len(places))
                     self.assertEqual(len(of_step), samplers[0].step_size(), f"seed {seed}")

@@ -18,14 +18,17 @@ class Aside:
     """A thread that answers for this worker: to the other ranks that it is still there, and to the agent that it has come
     to rest, if a round is forming."""
 
-    def __init__(self, group: Group, next_place: Callable[[str], dict[str, Any]]) -> None:
-        """next_place: comes to rest, and returns this worker's place in the next round. Its argument says why."""
+    def __init__(
+        self, group: Group | None, next_place: Callable[[str], dict[str, Any]], place: dict[str, Any] | None = None
+    ) -> None:
+        """group: None if it is lost, and this worker has a `place` in a later round already. next_place: comes to rest,
+        and returns this worker's place in the next round. Its argument says why."""
         self._group, self._next_place = group, next_place
         self._back = threading.Event()
         self._error: Exception | None = None
         # Why the group was lost, and this worker's place in the newest round after it, if there is one yet.
-        self.lost: str | None = None
-        self.place: dict[str, Any] | None = None
+        self.lost: str | None = None if group else "it was left"
+        self.place = place
         self._thread = threading.Thread(target=self._answer, name="elastic-session-aside", daemon=True)
         self._thread.start()
 
@@ -47,14 +50,15 @@ class Aside:
             raise GroupLost(self.lost)
 
     def _answer(self) -> None:
+        if self._group is not None:
+            try:
+                self._group.finish_with_all([Errand(self._back.wait)])
+                return
+            except GroupLost as lost:
+                self.lost = str(lost)
+            self._group.close()
         try:
-            self._group.finish_with_all([Errand(self._back.wait)])
-            return
-        except GroupLost as lost:
-            self.lost = str(lost)
-        self._group.close()
-        try:
-            rests = True
+            rests = self.place is None or self._another_forms()
             while rests:
                 self.place = self._next_place(self.lost)
                 rests = self._another_forms()

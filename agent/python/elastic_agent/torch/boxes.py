@@ -68,6 +68,11 @@ def is_sharded(tensor: Any) -> bool:
     return type(tensor).__name__ == "DTensor"
 
 
+def part_of(tensor: Any) -> Any:
+    """What this rank has of a tensor."""
+    return tensor.detach().to_local() if is_sharded(tensor) else tensor
+
+
 def sharded_dimension(placement: str) -> int | None:
     """The sharded dimension of a placement as PyTorch prints it; None if it is replicated. Raises ValueError for
     others."""

@@ -3,6 +3,7 @@ writes its part."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 from dataclasses import dataclass
@@ -27,6 +28,17 @@ class Folder:
     timeout: float
     # A value that only the ranks that write a sharded state together share.
     writers: str = ""
+
+
+def place_of(folder: str | os.PathLike[str], name: str) -> pathlib.Path:
+    """Where the session of this name has its checkpoints: a folder in `folder`, which it makes. Raises ValueError for a
+    name that no folder has."""
+    if os.path.basename(name) != name:
+        raise ValueError(f"a folder cannot have the session's name {name!r}: give it one without slashes")
+    path = pathlib.Path(folder, name).absolute()
+    if name:
+        path.mkdir(exist_ok=True)
+    return path
 
 
 def save(folder: Folder, state: Any, step: int, round_: int, note: str = "") -> None:

@@ -3,6 +3,7 @@ state the ranks continue from, membership.py decides."""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -52,13 +53,24 @@ class Disk:
             self.load(held[newest].copy(lambda _: mesh))
         return newest is not None
 
+    def own(self, checkpoint: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
+        """The committed checkpoint, if it can be that of the session of this name: this has a folder of its own."""
+        if not name or checkpoint is None:
+            return checkpoint
+        parents = pathlib.Path(checkpoint["path"]).parents
+        return checkpoint if self._folder and self._folder.path in parents else None
+
     def load(self, value: dict[str, Any]) -> None:
         """Has the training continue from a state."""
-        if self._keeper:
-            self._keeper.wait()
+        self.may_change()
         self._training.load(value)
         if self._keeper:
             self._keeper.began(self._training.step_number)
+
+    def may_change(self) -> None:
+        """Returns when no copy that is under way needs the state unchanged."""
+        if self._keeper:
+            self._keeper.wait()
 
     def copied(self) -> None:
         """On a sharded model, waits for the snapshot that is being copied: then all ranks of the replica have it when

@@ -7,40 +7,53 @@ from typing import Any
 
 import torch
 
-from .boxes import is_sharded
+from .boxes import is_sharded, part_of
 from .group import Group
+from .votes import Vote, Votes, room
 
 # As PyTorch's DistributedDataParallel has them. The first bucket is small, so that sums begin early.
 _FIRST_BUCKET = 1 << 20
 _BUCKET = 25 << 20
 
-# What ranks tell each other beside the last bucket of a step: how many know of a change, and how many leave.
-_VOTES = 2
-
 
 class _Bucket:
-    """Some parameters' gradients, one after the other in one tensor."""
+    """Some parameters' gradients, one after the other in one tensor. Places for votes may follow."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], extra: int) -> None:
-        self.parameters, self._extra = parameters, extra
+    def __init__(self, parameters: list[torch.nn.Parameter], device: torch.device) -> None:
+        self.parameters, self._device, self._extra = parameters, device, 0
         self.allocate()
-        # How many gradients the backward pass still has to compute.
-        self.missing = 0
+        # The numbers of the gradients that the backward pass still has to compute.
+        self.missing: set[int] = set()
         # Whether the parameters' gradients lie here.
         self.filled = False
         self.sharded = any(map(is_sharded, parameters))
 
     def allocate(self) -> None:
         """Takes new memory. The former stays with the sums that are under way in it."""
-        parts = [_part(parameter) for parameter in self.parameters]
-        like = parts[0] if parts else torch.empty(0)
-        size = sum(part.numel() for part in parts)
-        self.flat = torch.zeros(size + self._extra, dtype=like.dtype, device=like.device)
-        self.votes = self.flat[size:]
+        parts = [part_of(parameter) for parameter in self.parameters]
+        self._size = sum(part.numel() for part in parts)
+        dtype = parts[0].dtype if parts else torch.float32
+        self.flat = torch.zeros(self._size + self._extra, dtype=dtype, device=self._device)
         self.views, at = [], 0
         for part in parts:
             self.views.append(self.flat[at : at + part.numel()].view_as(part))
             at += part.numel()
+
+    @property
+    def votes(self) -> torch.Tensor:
+        """The places behind the gradients."""
+        return self.flat[self._size :]
+
+    def make_room(self, extra: int) -> None:
+        """Has `extra` places for votes from now on."""
+        if extra == self._extra:
+            return
+        former, self._extra = self.views, extra
+        self.allocate()
+        if self.filled:
+            for parameter, view, before in zip(self.parameters, self.views, former):
+                view.copy_(before)
+                parameter.grad = _gradient_of(parameter, view)
 
     def fill(self) -> None:
         """Takes the gradients in here, in one call for all: a call for each would keep a GPU waiting."""
@@ -52,7 +65,7 @@ class _Bucket:
                 # The backward pass has not used it here.
                 view.zero_()
             else:
-                found.append(_part(parameter.grad))
+                found.append(part_of(parameter.grad))
                 places.append(view)
             parameter.grad = _gradient_of(parameter, view)
         if found:
@@ -64,18 +77,18 @@ class Gradients:
     """The gradients of a model, and their sum over a group. Those of a sharded model's part are summed after the backward
     pass: a sum that fails must not end a pass that the node's other ranks wait for."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_bytes: int = _BUCKET) -> None:
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
+    def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]], bucket_bytes: int = _BUCKET) -> None:
+        """named: a model's parameters with their names."""
+        self._names = {parameter: name for name, parameter in named if parameter.requires_grad}
+        trained = list(self._names)
         if not trained:
             raise ValueError("the model has no parameter that requires a gradient")
         # From the last to the first: about the order in which the backward pass has them.
-        self._buckets = [_Bucket(part, 0) for part in cut(list(reversed(trained)), bucket_bytes)]
+        self._buckets = [_Bucket(part, part[0].device) for part in cut(list(reversed(trained)), bucket_bytes)]
         last = self._buckets[-1].parameters
         # Half precision cannot count beyond 256.
-        if torch.finfo(last[0].dtype).bits >= 32:
-            self._buckets[-1] = _Bucket(last, _VOTES)
-        else:
-            self._buckets.append(_Bucket([], _VOTES))
+        if torch.finfo(last[0].dtype).bits < 32:
+            self._buckets.append(_Bucket([], last[0].device))
         self._place = {
             parameter: (bucket, number)
             for bucket in self._buckets
@@ -87,7 +100,7 @@ class Gradients:
             if not is_sharded(parameter)
         ]
         self._group: Group | None = None
-        self._votes = (False, False)
+        self._vote = Vote()
         self._works: list[Any] = []
         self.clear()
 
@@ -109,16 +122,15 @@ class Gradients:
             if not bucket.sharded:
                 bucket.fill()
 
-    def sum_over(self, group: Group, *, changing: bool, leaving: bool) -> None:
-        """The next backward pass is this rank's last of the step: its gradients are summed over `group`. changing,
-        leaving: this rank's votes: it knows that the group changes, and it leaves."""
-        self._group, self._votes, self._works = group, (changing, leaving), []
+    def sum_over(self, group: Group, vote: Vote) -> None:
+        """The next backward pass is this rank's last of the step: its gradients are summed over `group`."""
+        self._group, self._vote, self._works = group, vote, []
+        self._buckets[-1].make_room(room(group.size))
         for bucket in self._buckets:
-            bucket.missing = len(bucket.parameters)
+            bucket.missing = set(range(len(bucket.parameters)))
 
-    def finish(self) -> tuple[int, int]:
-        """Waits until all sums are complete, also of parameters that the backward pass has not used here. Returns the
-        number of ranks that know of a change, and of those that leave."""
+    def finish(self) -> Votes:
+        """Waits until all sums are complete, also of parameters that the backward pass has not used here."""
         while len(self._works) < len(self._buckets):
             self._start(self._buckets[len(self._works)])
         group, self._group = self._group, None
@@ -126,10 +138,13 @@ class Gradients:
             group.finish(work)
         if group.size == 1:
             # There is no sum to wait for: the GPU computes on while the next calls are made.
-            changing, leaving = self._votes
-            return int(changing), int(leaving)
-        changing, leaving = self._buckets[-1].votes.tolist()
-        return round(changing), round(leaving)
+            return Votes.of_one(self._vote)
+        return Votes.read(self._buckets[-1].votes)
+
+    def divide(self, count: float) -> None:
+        """After `finish`: divides the step's gradient."""
+        for bucket in self._buckets:
+            bucket.flat.div_(count)
 
     def remove(self) -> None:
         """Takes the hooks from the parameters."""
@@ -142,37 +157,22 @@ class Gradients:
             raise RuntimeError("a gradient was replaced between two batches of a step: leave zero_grad to the session")
         if self._group is None:
             return
-        bucket.missing -= 1
+        if number not in bucket.missing:
+            raise RuntimeError(
+                f"the gradient of {self._names[parameter]!r} was computed twice in one backward pass, and its sum over "
+                "the ranks may have begun: a layer that several checkpointed parts share needs "
+                "checkpoint(…, use_reentrant=False)"
+            )
+        bucket.missing.discard(number)
         # In one order on every rank.
-        while len(self._works) < len(self._buckets) and self._buckets[len(self._works)].missing == 0:
+        while len(self._works) < len(self._buckets) and not self._buckets[len(self._works)].missing:
             self._start(self._buckets[len(self._works)])
 
     def _start(self, bucket: _Bucket) -> None:
         bucket.fill()
         if bucket is self._buckets[-1]:
-            for place, vote in zip(bucket.votes.unbind(), self._votes):
-                # An assignment would copy the number from the host, and wait for all that the GPU has to do.
-                place.fill_(float(vote))
+            self._vote.write(bucket.votes, self._group.rank)
         self._works.append(self._group.start_sum(bucket.flat))
-
-
-def refuse_others(optimizer: torch.optim.Optimizer, trained: set[torch.nn.Parameter]) -> None:
-    """Raises ValueError if the optimizer changes a parameter whose gradient is not summed: each rank would change its own
-    in another way. trained: the parameters whose gradients are."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad and parameter not in trained:
-                raise ValueError(
-                    f"the optimizer has a parameter of shape {tuple(parameter.shape)} that needs a gradient, and that "
-                    "the session's model did not have, or had frozen, when the session was made: give the session a "
-                    "model that holds all that is trained, such as torch.nn.ModuleList([model, criterion]), and "
-                    "unfreeze before"
-                )
-
-
-def _part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of it."""
-    return tensor.detach().to_local() if is_sharded(tensor) else tensor
 
 
 def _gradient_of(parameter: torch.nn.Parameter, view: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ def cut(parameters: list[torch.nn.Parameter], most: int) -> list[list[torch.nn.P
     parts: list[list[torch.nn.Parameter]] = []
     size = 0
     for parameter in parameters:
-        bytes_ = _part(parameter).numel() * parameter.element_size()
+        bytes_ = part_of(parameter).numel() * parameter.element_size()
         limit = min(_FIRST_BUCKET, most) if len(parts) == 1 else most
         fits = parts and size + bytes_ <= limit
         if not (fits and (parts[-1][0].dtype, parts[-1][0].device) == (parameter.dtype, parameter.device)):

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from .nccl import Communicator, Nccl, Sum
+from .nccl_library import NcclError
 from .operations import Collective, Passage, free_later
 
 # Seconds between two looks at whether all ranks are there: at first, and after a while.
@@ -212,6 +213,15 @@ class Group:
         self.finish(self.start_sum(numbers))
         return [int(one) for one in numbers]
 
+    def gather_texts(self, text: str) -> list[str]:
+        """Every rank's text, in the order of ranks."""
+        own = text.encode()
+        lengths = self.gather(len(own))
+        every = torch.zeros(self.size, max(1, *lengths), dtype=torch.uint8)
+        every[self.rank, : len(own)] = torch.tensor(list(own), dtype=torch.uint8)
+        self.finish(self.start_sum(every))
+        return [bytes(one[:length].tolist()).decode() for one, length in zip(every, lengths)]
+
     def has_lost_a_peer(self) -> bool:
         """Whether a connection to another rank has ended."""
         if self._joined is None:
@@ -263,8 +273,17 @@ class Group:
         try:
             return operation()
         except RuntimeError as error:
+            mistake = self._is_mistake(error)
             self.cut()
+            if mistake:
+                raise
             raise GroupLost(str(error).splitlines()[0]) from error
+
+    def _is_mistake(self, error: RuntimeError) -> bool:
+        """Whether no connection has failed: then every next group would meet the error again, as where gloo cannot add
+        numbers of that type."""
+        known = isinstance(error, (NcclError, dist.DistError)) or "gloo" in str(error)
+        return not (self._lost or known or self.has_lost_a_peer())
 
 
 def _once_more(place: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from .. import worker
-from . import checkpoints, state
+from . import checkpoints, sessions, state
 from .aside import Aside
 from .choice import Offer, choose
 from .disk import Disk
@@ -143,9 +143,13 @@ class Membership:
         self.longest_step = 0.0
         # The step of the furthest state that this rank knows of. Perhaps no rank has it any more.
         self._known = 0
+        # The session, and whether the other ranks have completed it before this one came.
+        self._which = sessions.Which(0, "")
+        self.completed = False
 
-    def enter_first(self) -> None:
+    def enter_first(self, which: sessions.Which) -> None:
         """Enters this worker's first group, with the state that an earlier worker left."""
+        self._which = which
         if worker.available():
             worker.on_round_change(self._round_forms)
             place = worker.ready()
@@ -183,15 +187,43 @@ class Membership:
                 lost = str(error)
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(
+        self, agree: Callable[[Group], None] | None = None, alone: Callable[[], None] | None = None
+    ) -> Iterator[None]:
         """While the script does something else than steps, on all ranks: keeps this worker's place. In the end all ranks
-        are there again, perhaps in another group."""
+        are there again, perhaps in another group.
+
+        agree: what the ranks then do together. alone: what each does by itself if that group was lost before."""
         if not worker.available():
             yield
+            if agree is not None:
+                agree(self.group)
             return
         # A signal to leave has nothing to wait for.
         self.departure.phase = Phase.BETWEEN
         aside = Aside(self.group, self._next_place)
+        with self._keeping(aside):
+            yield
+
+        def outcome() -> None:
+            aside.outcome()
+            if agree is not None:
+                agree(self.group)
+
+        try:
+            self._replica.together(outcome)
+            self.departure.phase = Phase.IN_GROUP
+            return
+        except GroupLost as error:
+            lost = str(error)
+        if alone:
+            aside = Aside(None if aside.place else self.group, self._next_place, aside.place)
+            with self._keeping(aside):
+                alone()
+        self._enter_or_next(aside.place, lost)
+
+    @contextlib.contextmanager
+    def _keeping(self, aside: Aside) -> Iterator[None]:
         try:
             if self.departure.asked:
                 self.departure.leave()
@@ -204,13 +236,6 @@ class Membership:
             raise
         finally:
             aside.give_up()
-        try:
-            self._replica.together(aside.outcome)
-            self.departure.phase = Phase.IN_GROUP
-            return
-        except GroupLost as error:
-            lost = str(error)
-        self._enter_or_next(aside.place, lost)
 
     def _enter_or_next(self, place: dict[str, Any] | None, lost: str) -> None:
         self.leave_group()
@@ -259,37 +284,86 @@ class Membership:
             self.departure.phase = Phase.IN_GROUP
         self.place = place
         self._training.sampler.set_place(place["rank"], place["world_size"])
-        self.group = Group(self._replica.peers(place))
         found: list[Any] = []
-        self._replica.together(lambda: found.append(self._meet_and_agree()))
+        while not found:
+            self.group = Group(self._replica.peers(place))
+            self._replica.together(lambda: found.extend(self._meet_and_agree()))
+            if not found:
+                # Others were in an earlier session, and come to this one.
+                self.group.close()
         (loaded,) = found
         if loaded is not None:
             self._disk.load(loaded)
-        self.departure.phase = Phase.IN_GROUP
+        if self.completed:
+            self._complete()
+        else:
+            self.departure.phase = Phase.IN_GROUP
 
-    def _meet_and_agree(self) -> Any:
+    def _complete(self) -> None:
+        """This rank has the result of a session that it does not train: the others are not in it any more."""
+        self.leave_group()
+        self.group = Group({**self.place, "rank": 0, "world_size": 1})
+        self._disk.is_saved(self._training.step_number)
+
+    def _meet_and_agree(self) -> list[Any]:
+        """Meets the ranks of the round. Returns what this rank is to load, None if it has that state; nothing if it is
+        to meet them again."""
+        group = self.group
+        group.join(timeout=self._operation_timeout, outdated=lambda: worker.forming() is not None, nccl=self._nccl)
+        words = group.gather(self._which.word)
+        if len(set(words)) == 1:
+            return [self._agree()]
+        first, receivers = sessions.behind(words)
+        if len(receivers) == group.size:
+            names = [f"{name!r} on rank {rank}" for rank, name in enumerate(group.gather_texts(self._which.name))]
+            worker.give_up(f"the ranks are in sessions of different names: {'; '.join(names)}")
+        holders = [rank for rank, has in enumerate(group.gather(sessions.has_result(first))) if has]
+        self.completed = group.rank in receivers
+        if not holders and self.completed:
+            raise ValueError(
+                f"the other ranks have completed session {first + 1} of the script, and have not kept its result for "
+                "this one: give each session of the script a name"
+            )
+        if not holders:
+            raise GroupLost(f"rank {receivers[0]} is in an earlier session of the script, and gets no result of it")
+        mesh = self._replica.mesh
+        value = state.share(group, lambda: sessions.result(first, mesh), holders, receivers, mesh)
+        return [value] if self.completed else []
+
+    def _agree(self) -> Any:
         """Gives all ranks the state that `choose` chooses; without any, what rank 0 began with. Returns what this rank
         is to load, None if it has that state."""
-        group, checkpoint, mesh = self.group, self.place.get("checkpoint"), self._replica.mesh
-        group.join(timeout=self._operation_timeout, outdated=lambda: worker.forming() is not None, nccl=self._nccl)
+        group, mesh = self.group, self._replica.mesh
+        checkpoint = self._disk.own(self.place.get("checkpoint"), self._which.name)
         mine = 0 if self.departure.phase is Phase.STARTING else self._training.step_number + 1
         offers = [[Offer(one - 1)] if one else [] for one in group.gather(mine)]
         choice = choose(offers, checkpoint["step"] if checkpoint else None)
         self._wait_for_newer(choice.step)
+        if choice.source == "nothing" and group.rank == 0 and self.place.get("restart_count"):
+            say(
+                "no worker, agent's memory or checkpoint has a state from before the job's "
+                f"{self.place['restart_count']} restarts: training begins at step 0. `checkpoint_dir` and "
+                "`snapshot_every` keep one"
+            )
         if choice.source == "checkpoint":
             read = lambda: checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh)  # noqa: E731
             value = self.while_others_wait(read if group.rank == 0 else None)
             if group.rank == 0:
                 self._disk.load(value)
             self._disk.is_saved(choice.step)
-        return state.share(group, self._training, choice.holders or (0,), mesh)
+        holders = choice.holders or (0,)
+        receivers = [rank for rank in range(group.size) if rank not in holders]
+        return state.share(group, self._training.value, holders, receivers, mesh)
 
     def _wait_for_newer(self, newest: int) -> None:
         """The rank with a state newer than `newest` died before another rank had it. With snapshots it is still in its
         agent's memory, and comes back with that agent's next worker: this waits for it."""
         known = max(self.group.gather(self._known))
         self._known = max(newest, known)
-        if newest < known and self._disk.snapshot_every is not None:
+        if newest < known and self._disk.snapshot_every is None:
+            say(f"no rank has the state of step {known} any more: training continues from step {newest}")
+            self._known = newest
+        elif newest < known:
             say(f"no rank here has step {known}: waiting {_RETURN:.0f} s for the worker whose agent holds its snapshot")
             if worker.forms_within(_RETURN):
                 raise GroupLost("the rank that had the newest state may come back")

@@ -188,7 +188,7 @@ class Communicator:
         self._since = self._looked_around = time.monotonic()
         self._given_up, self._waited_for = threading.Event(), threading.Event()
         self._connected, self._ended = threading.Event(), threading.Event()
-        self._why = "the group was left"
+        self._why, self._device_failed = "the group was left", False
         # Told once that a sum is complete, with None, and why NCCL has failed.
         self.report: Callable[[str | None], None] = lambda failure: None
         self._works = False
@@ -213,14 +213,14 @@ class Communicator:
         return started
 
     def finish(self, started: Sum) -> None:
-        """Waits until a sum is complete. Raises RuntimeError if it was given up."""
+        """Waits until a sum is complete. Raises NcclError if it was given up, RuntimeError if the device has failed."""
         if not self._waited_for.is_set():
             self._waited_for.set()
             self._calls.put(None)
         while not started.ended.wait(_LOOK_AROUND) and not self._ended.is_set():
             pass
         if not started.complete:
-            raise RuntimeError(self._why)
+            raise (RuntimeError if self._device_failed else NcclError)(self._why)
 
     def give_up(self) -> None:
         """Ends what is under way. From any thread; does not wait."""
@@ -247,7 +247,7 @@ class Communicator:
             self._why = str(why)
         except RuntimeError as error:
             # NCCL's, or the device's.
-            self._why = str(error)
+            self._why, self._device_failed = str(error), not isinstance(error, NcclError)
             if self._connected.is_set() and not self._explained():
                 self.report(str(error))
         finally:

@@ -12,6 +12,7 @@ import torch
 
 from .gradients import cut
 from .group import Group
+from .votes import Vote, Votes, room
 
 # What goes from rank to rank at once. While one has it, the rank before it adds up the next.
 _BUCKET = 4 << 20
@@ -28,15 +29,16 @@ class OrderedGradients:
     each step, and on all ranks except the first a gradient's memory for each piece. It is done on the CPU.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """named: a model's parameters with their names."""
+        self._parameters = [parameter for _, parameter in named if parameter.requires_grad]
         if not self._parameters:
             raise ValueError("the model has no parameter that requires a gradient")
         # What the backward pass has last is sent last.
         self._buckets = cut(list(reversed(self._parameters)), _BUCKET)
         self._pieces: list[list[torch.Tensor]] = []
         self._group: Group | None = None
-        self._votes = (False, False)
+        self._vote = Vote()
 
     def clear(self) -> None:
         """Forgets all gradients, and sums that were given up. Of these nothing may be under way any more."""
@@ -59,18 +61,17 @@ class OrderedGradients:
         else:
             self._pieces.append(piece)
 
-    def sum_over(self, group: Group, *, changing: bool, leaving: bool) -> None:
-        """The next piece is this rank's last one of the step. Its votes: it knows that the group changes, and it
-        leaves."""
-        self._group, self._votes = group, (changing, leaving)
+    def sum_over(self, group: Group, vote: Vote) -> None:
+        """The next piece is this rank's last one of the step."""
+        self._group, self._vote = group, vote
 
-    def finish(self) -> tuple[int, int]:
-        """Returns with the group's gradient in the parameters: the number of ranks that know of a change, and of those
-        that leave."""
+    def finish(self) -> Votes:
+        """Returns with the group's gradient in the parameters."""
         group, pieces = self._group, self._pieces
         self._group, self._pieces = None, []
         last = group.size - 1
-        votes = torch.tensor(self._votes, dtype=torch.int64)
+        votes = torch.zeros(room(group.size), dtype=torch.float64)
+        self._vote.write(votes, group.rank)
         works: list[Any] = [group.start_sum(votes)]
         sums = []
         for number, bucket in enumerate(self._buckets):
@@ -98,8 +99,12 @@ class OrderedGradients:
         for bucket, whole in zip(self._buckets, sums):
             for parameter, grad in zip(bucket, whole.split([one.numel() for one in bucket])):
                 parameter.grad = grad.view_as(parameter).to(parameter.device)
-        changing, leaving = votes.tolist()
-        return changing, leaving
+        return Votes.read(votes) if group.size > 1 else Votes.of_one(self._vote)
+
+    def divide(self, count: float) -> None:
+        """After `finish`: divides the step's gradient."""
+        for parameter in self._parameters:
+            parameter.grad.div_(count)
 
     def remove(self) -> None:
         """Nothing is fastened to the parameters."""

@@ -28,6 +28,9 @@ _LOST = (
     "agent starts all of them again, and they get the state from another node"
 )
 
+# The most numbers that an operation between peers returns.
+_NUMBERS = 4
+
 _mesh: Any = None
 
 
@@ -88,14 +91,15 @@ class Replica:
         """This rank's place among its peers. Raises ValueError where nodes have different numbers of workers."""
         return place if self.mesh is None else peers_of(place, worker.local_rank(), self.size)
 
-    def together(self, operation: Callable[[], Sequence[int] | None]) -> tuple[int, int]:
-        """Runs what this rank does with its peers, on all ranks of the replica. Returns the sums of the two counts that
+    def together(self, operation: Callable[[], Sequence[float] | None]) -> tuple[float, ...]:
+        """Runs what this rank does with its peers, on all ranks of the replica. Returns the sums of the few numbers that
         it returned on each. Raises GroupLost on all of them if one did."""
         if self.mesh is None:
-            return tuple(operation() or (0, 0))
-        told, lost = torch.zeros(3, dtype=torch.int64), ""
+            return tuple(operation() or ())
+        told, lost, own = torch.zeros(1 + _NUMBERS, dtype=torch.float64), "", ()
         try:
-            told[1:] = torch.tensor(operation() or (0, 0))
+            own = tuple(operation() or ())
+            told[1 : 1 + len(own)] = torch.tensor(own, dtype=torch.float64)
         except GroupLost as error:
             # Not the error itself: with its frames it would keep the group's connections.
             told[0], lost = 1, str(error)
@@ -103,7 +107,7 @@ class Replica:
         failed, *counts = told.tolist()
         if failed:
             raise GroupLost(lost or "another worker of this node has lost a peer")
-        return tuple(counts)
+        return tuple(counts[: len(own)])
 
     def end_with_the_others(self, error: RuntimeError) -> None:
         """Ends this process at once if another rank of the replica is lost, which then caused `error`: the interpreter's

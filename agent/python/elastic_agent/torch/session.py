@@ -11,73 +11,37 @@ Rounds are in membership.py, what steps change in state.py, and what outlives th
 from __future__ import annotations
 
 import contextlib
-import enum
+import functools
 import os
-import pathlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from .. import worker
 from ..batches import ElasticBatchSampler
-from . import tree
+from . import checkpoints, draws, refusals, sessions, tree
 from .checkpoints import Folder
 from .disk import Disk
-from .gradients import Gradients, refuse_others
-from .group import GroupLost
+from .evaluation import Evaluation
+from .gradients import Gradients
+from .group import Group, GroupLost
 from .keeper import say
 from .membership import Membership
 from .nccl import Nccl
 from .ordered import OrderedGradients
-from .replica import Replica, has_foreign_group
+from .replica import Replica
+from .sameness import Sameness
 from .state import Training
+from .step import Epoch, Step, Turn
+from .votes import Vote
 
 # Seconds between two losses that are reported.
 _LOSS_EVERY = 5.0
-
-
-class _Turn(enum.Enum):
-    """What the script must call next."""
-
-    BACKWARD = enum.auto()
-    STEP = enum.auto()
-    NEXT_BATCH = enum.auto()
-
-
-@dataclass
-class _Step:
-    """The step under way."""
-
-    # The sizes of this rank's batches, and how many are done.
-    batches: list[int]
-    done: int = 0
-    turn: _Turn = _Turn.NEXT_BATCH
-    loss: torch.Tensor | None = None
-    # The ranks that know of a change, and those that leave.
-    votes: tuple[int, int] = (0, 0)
-    # Why the group was lost. The step is then done again in the next one.
-    lost: str | None = None
-    # Whether this rank has entered another group since.
-    moved: bool = False
-    # When it began. What a script does aside does not count.
-    began: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One epoch of `Session.epochs`."""
-
-    # Counted from 0.
-    number: int
-    _session: Session
-
-    def batches(self, loader: Any) -> Iterator[Any]:
-        """This rank's batches of the epoch that are not done yet, as `Session.steps` gives them."""
-        return self._session.steps(loader, epochs=self.number + 1)
 
 
 class Session:
@@ -103,7 +67,7 @@ class Session:
 
     - scheduler: a learning rate scheduler. It advances with each step, or with `scheduler_per="epoch"` with each epoch.
     - on_group: called with the session in each group, before its first step, when all ranks have one state: for example
-      to set the learning rate by `world_size`, if the sampler has a `rank_batch`.
+      to set a learning rate by `world_size`.
     - checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
       steps, after the last one, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for
       the write, unless there are snapshots: these are written during training. Of a sharded model each rank of the first
@@ -114,6 +78,8 @@ class Session:
       samples. Without it rank 0 draws one, and it is part of the state.
     - same_bits: the result is the same to the last bit for any number of ranks, on machines that compute alike. Gradients
       of `micro_batch`es are added in their order, after the backward pass. The sampler must have a `global_batch`.
+    - name: for a script of several sessions. A worker that starts when the others have completed one gets its model from
+      them: they keep a copy. Its checkpoints are in a folder of its name in `checkpoint_dir`.
     - backend: "nccl", "gloo", or None for NCCL if the parameters are on a GPU and all ranks have it, else gloo. Without
       NCCL, gradients on a GPU go through the hosts, and a line says why. All else uses gloo.
     - operation_timeout: seconds that an exchange between ranks may take, counted from the last piece of a state that has
@@ -137,32 +103,35 @@ class Session:
         snapshot_every: int | None = None,
         seed: int | None = None,
         same_bits: bool = False,
+        name: str = "",
         backend: str | None = None,
         operation_timeout: float = 60,
         loss_timeout: float = 5,
     ) -> None:
         if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
-        _check(model, optimizer)
+        refusals.check(model, optimizer)
         self._replica = replica = Replica(model)
-        _no_group_beside()
-        _fit(sampler, replica, same_bits)
+        refusals.check_group(model, replica)
+        refusals.fit(sampler, model, replica, same_bits)
         folder = None
         if checkpoint_dir is not None:
-            path = pathlib.Path(checkpoint_dir).absolute()
+            path = checkpoints.place_of(checkpoint_dir, name)
             folder = Folder(path, checkpoint_every, keep_checkpoints, operation_timeout, replica.word)
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
-        self._on_group = on_group
+        self._on_group, self._name = on_group, name
         self._training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per)
-        self._gradients = (OrderedGradients if same_bits else Gradients)(model.parameters())
+        self._gradients = (OrderedGradients if same_bits else Gradients)(model.named_parameters())
         self._disk = Disk(self._training, replica, folder, snapshot_every, operation_timeout)
-        self._trained = {one for one in model.parameters() if one.requires_grad}
-        refuse_others(optimizer, self._trained)
+        self._trained = refusals.Trained(model, optimizer, replica)
+        self._sameness = Sameness(self._training)
         nccl = Nccl(list(model.parameters()), backend)
         self._members = Membership(self._training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
-        self._step = _Step([])
+        self._step = Step([])
         self._loss_read = -_LOSS_EVERY
         self._first = True
+        # Whether the script has left a loop before its end.
+        self._left = False
 
     @property
     def step_number(self) -> int:
@@ -204,9 +173,10 @@ class Session:
         self._gradients.clear()
 
     def __enter__(self) -> Session:
+        self._which = sessions.enter(self._name)
         self._members.departure.begin()
         try:
-            self._members.enter_first()
+            self._members.enter_first(self._which)
         except BaseException:
             # SIGTERM, perhaps: the end of this process must not wait for the group.
             self._members.leave_group()
@@ -224,10 +194,13 @@ class Session:
         try:
             if kind is None:
                 self._finish_together()
+                if worker.available():
+                    self._which.complete(self._training.result())
         finally:
             self._members.leave_group()
             self._disk.close(forget=kind is None)
             self._gradients.remove()
+            self.sampler.batch_of = None
             self._members.departure.end()
 
     def steps(self, loader: Any, epochs: int = 1) -> Iterator[Any]:
@@ -238,17 +211,33 @@ class Session:
         """
         if getattr(loader, "batch_sampler", None) is not self.sampler:
             raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
+        if self._members.completed:
+            return
         if self.sampler.epoch >= epochs:
             say(
                 f"session.steps has nothing left to do: `epochs={epochs}` counts all epochs of the training, and "
                 f"{self.sampler.epoch} are done. A loop by epochs is `for epoch in session.epochs(…)`"
             )
+        self._close_loop()
+        try:
+            yield from self._steps_until(loader, epochs)
+        except GeneratorExit:
+            # A `break`, perhaps on this rank alone.
+            self._left = True
+            raise
+
+    def _steps_until(self, loader: Any, epochs: int) -> Iterator[Any]:
         while self.sampler.epoch < epochs:
-            # The loader draws a number from which its processes seed themselves: those of each rank otherwise.
+            self.sampler.batch_of = functools.partial(draws.Batch, seed=f"{self._training.seed} {self.epoch}")
+            # What a loader's processes draw as they start is another rank's otherwise.
             self._training.seed_for(f"loader {self.sampler.first_place()}")
             epoch, batches = self.sampler.epoch, iter(loader)
             while self.sampler.epoch == epoch:
-                yield from self._batches_of_a_step(batches)
+                yield from self._batches_of_a_step(loader, batches)
+                if self._step.ended:
+                    self._gradients.clear()
+                    say(f"another rank has left the loop after step {self.step_number}, and so does this one")
+                    return
                 if self._changes():
                     # Batches that were read ahead are another place's.
                     break
@@ -265,52 +254,65 @@ class Session:
                     session.backward(loss_of(model(images), labels))
                     session.step()
         """
-        while self.epoch < count:
+        while self.epoch < count and not self._members.completed:
             number = self.epoch
-            yield Epoch(number, self)
+            try:
+                yield Epoch(number, self)
+            except GeneratorExit:
+                self._left = True
+                raise
             if self.epoch == number:
                 raise RuntimeError("an epoch ends when all its steps are done: `for batch in epoch.batches(loader)`")
 
-    def _batches_of_a_step(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _batches_of_a_step(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         place = self.sampler.first_place()
-        self._step = step = _Step(self.sampler.micro_batches())
+        self._step = step = Step(self.sampler.micro_batches())
         for size in step.batches:
-            self._training.seed_for(place)
-            place += size
-            batch = self._members.departure.next_batch(batches)
+            with draws.kept(loader, f"{self._training.seed} {self.step_number} {place}"):
+                batch = self._members.departure.next_batch(batches)
             if batch is None:
                 step.lost = "this worker is asked to leave, and so were the processes that read its batches"
                 return
-            step.turn = _Turn.BACKWARD
+            self._training.seed_for(place)
+            place += size
+            step.turn = Turn.BACKWARD
             yield batch
-            if step.turn is not _Turn.NEXT_BATCH:
+            if step.turn is not Turn.NEXT_BATCH:
                 raise RuntimeError("call session.backward(loss) and then session.step() for each batch")
             if step.lost is not None:
                 return
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, count: float | None = None) -> None:
         """Adds the gradient of this batch's mean loss. After the last batch of the step it returns with the whole group's
-        gradient in the parameters, where it can be clipped."""
+        gradient in the parameters, where it can be clipped.
+
+        count: the loss is the sum over so many, such as tokens. The step's gradient is then that of the sum over all
+        batches and ranks, divided by the sum of all counts."""
         step = self._step
-        if step.turn is not _Turn.BACKWARD:
+        if step.turn is not Turn.BACKWARD:
             raise RuntimeError("session.backward is for a batch of session.steps, once for each")
+        if step.done and (count is None) is not (step.count is None):
+            raise RuntimeError("give session.backward a count with each batch of a step, or with none")
+        size = step.batches[step.done]
         # A sharded model's gradients are means over the ranks of its replica.
-        share = step.batches[step.done] * self._replica.size / self.sampler.step_size()
+        share = size * self._replica.size / self.sampler.step_size()
+        if count is not None:
+            # A batch without samples only keeps step with other ranks.
+            share, step.count = float(self._replica.size * (size > 0)), (step.count or 0) + count * (size > 0)
         if step.done < len(step.batches) - 1:
             self._add(loss * share)
         else:
             self._sum_up(loss * share)
-        step.turn = _Turn.STEP
+        step.turn = Turn.STEP
         if step.lost is None:
-            step.loss = loss.detach()
+            step.loss = loss.detach() if count is None else loss.detach() / max(count, 1)
             step.done += 1
 
     @property
     def step_is_complete(self) -> bool:
         """Whether the gradient of the whole step, over all ranks, is in the parameters: from `backward` of its last batch
         to `step`."""
-        step = self._step
-        return step.turn is _Turn.STEP and step.lost is None and step.done == len(step.batches)
+        return self._step.is_complete
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
         """Between `backward` and `step`: scales the gradient of a whole step down to a norm of `max_norm` at most, and
@@ -323,12 +325,12 @@ class Session:
     def step(self) -> bool:
         """Applies the step, if this was its last batch. Returns whether it was applied: not for an earlier batch, and not
         if a peer is gone; then the step is done again in the next group."""
-        step = self._step
-        if step.turn is not _Turn.STEP:
+        complete = self._step.is_complete
+        if self._step.turn is Turn.STEP:
+            self._step.turn = Turn.NEXT_BATCH
+        if not complete:
             return False
-        step.turn = _Turn.NEXT_BATCH
-        if step.lost is not None or step.done < len(step.batches):
-            return False
+        self._trained.check()
         self._training.apply()
         if self._first:
             # Optimizers have a state now.
@@ -339,8 +341,7 @@ class Session:
         worker.report_progress(self.step_number, epoch=self.epoch, loss=self._newest_loss())
         return True
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> AbstractContextManager[None]:
         """Around what a script does between two steps and that takes long, such as an evaluation or a test: rounds form
         meanwhile, and no other rank takes this one for lost.
 
@@ -352,16 +353,41 @@ class Session:
         Every rank enters it after the same step; what is done inside may be another on each. It changes nothing that a
         step changes. At its end all ranks wait for each other.
         """
+        return self._aside()
+
+    @contextlib.contextmanager
+    def _aside(
+        self, agree: Callable[[Group], None] | None = None, alone: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        self._close_loop()
         if self._step.lost is None and self._step.done < len(self._step.batches):
             raise RuntimeError("session.aside is for what is done between two steps, after session.step")
         group, entered = self._members.group, time.monotonic()
-        with self._members.aside():
+        with self._members.aside(agree, alone):
             yield
         self._step.began += time.monotonic() - entered
         if self._members.group is not group:
             self._gradients.clear()
-            self._step = _Step([], moved=True)
+            self._step = Step([], moved=True)
             self._tell_group()
+
+    def evaluate(self, loader: DataLoader, measure: Callable[[Any], Any]) -> torch.Tensor | None:
+        """The sum of what `measure` gives for each batch, over all batches of a loader: each is read by one rank. Every
+        rank calls this after the same step, as with `aside`, and gets the same sum, in double precision. If the group
+        changes meanwhile, each rank reads all batches. None if there is no batch.
+
+        ::
+
+            correct, samples = session.evaluate(loader, lambda batch: torch.stack(count(model, batch)))
+
+        measure: returns a number, or a tensor of a few: sums over the samples of its batch. The model is in the mode for
+        evaluation, and nothing has a gradient. Of a sharded model each node reads a part.
+        """
+        self._training.seed_for("evaluation")
+        found = Evaluation(self.model, loader, measure)
+        with self._aside(agree=found.add_up, alone=lambda: found.part(0, 1)):
+            found.part(self._members.group.rank, self._members.group.size)
+        return found.total
 
     def _add(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -369,19 +395,28 @@ class Session:
 
     def _sum_up(self, loss: torch.Tensor) -> None:
         """The last backward pass of a step, and the sums over the group."""
+        step, group = self._step, self._members.group
+        counted = step.count is not None
 
-        def summed() -> tuple[int, int]:
+        def summed() -> tuple[float, ...]:
+            mark = self._sameness.mark(counted=counted) if group.size > 1 else 0
             changing, leaving = worker.forming() is not None, self._members.departure.asked
-            refuse_others(self.optimizer, self._trained)
-            self._gradients.sum_over(self._members.group, changing=changing, leaving=leaving)
+            self._gradients.sum_over(group, Vote(changing, leaving, False, step.count or 0, mark))
             self._add(loss)
             self._disk.copied()
-            return self._gradients.finish()
+            votes = self._gradients.finish()
+            if not votes.ended:
+                self._sameness.compare(group, votes.marks, counted=counted, before=self._disk.may_change)
+            return votes.changing, votes.leaving, votes.ended, votes.count
 
         try:
-            self._step.votes = self._replica.together(summed)
+            changing, leaving, ended, count = self._replica.together(summed)
         except GroupLost as lost:
-            self._step.lost = str(lost)
+            step.lost = str(lost)
+            return
+        step.votes, step.ended = (round(changing), round(leaving)), ended > 0
+        if counted:
+            self._gradients.divide(count or 1)
 
     def _newest_loss(self) -> float | None:
         """The loss of this rank's newest batch, now and then: to read it waits for the GPU."""
@@ -392,6 +427,7 @@ class Session:
 
     def _changes(self) -> bool:
         """After a step: enters the next group if this one changes. Returns whether it did."""
+        self._step.settled = True
         lost, (changing, leaving) = self._step.lost, self._step.votes
         if self._step.moved:
             return True
@@ -407,6 +443,29 @@ class Session:
                 self._members.departure.leave()
         self._next_group(lost)
         return True
+
+    def _close_loop(self) -> None:
+        """After a `break`, which may be this rank's alone: the others hear of it where they wait for its gradient."""
+        if not self._left:
+            return
+        self._left, step = False, self._step
+        if step.is_complete:
+            raise RuntimeError("leave a loop before session.backward or after session.step: other ranks apply this step")
+        if not step.settled and not step.moved and (step.lost is not None or step.done == len(step.batches)):
+            self._changes()
+        self._step = Step([])
+        while self._members.group.size > 1:
+            try:
+                self._replica.together(self._say_ended)
+                return
+            except GroupLost as lost:
+                self._next_group(str(lost))
+
+    def _say_ended(self) -> None:
+        self._gradients.clear()
+        self._gradients.sum_over(self._members.group, Vote(ended=True))
+        self._gradients.finish()
+        self._gradients.clear()
 
     def _next_group(self, lost: str | None) -> None:
         self._members.leave_group()
@@ -429,6 +488,7 @@ class Session:
 
     def _finish_together(self) -> None:
         """The last step is done on all ranks, and saved. A worker that starts later has no more to do then."""
+        self._close_loop()
         while True:
             try:
                 self._replica.together(self._members.meet_at_the_end)
@@ -438,44 +498,3 @@ class Session:
             if why is None:
                 return
             self._next_group(why)
-
-
-def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises ValueError for what would fail at the first step, or train each rank in its own way."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("LBFGS computes a loss several times in a step: a session computes it once, for all ranks")
-    for name, one in model.named_parameters():
-        if one.is_complex() and one.requires_grad:
-            raise ValueError(f"the parameter {name!r} is complex: keep it as real numbers")
-    for name, one in model.named_modules():
-        if isinstance(one, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and one.sparse:
-            raise ValueError(f"the gradient of {name!r} would be sparse: give the layer sparse=False")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            "the model is wrapped in DistributedDataParallel, which would sum its gradients a second time, over a group "
-            "that ends with its first lost worker: pass the model inside, such as model.module"
-        )
-
-
-def _no_group_beside() -> None:
-    if has_foreign_group():
-        raise ValueError(
-            "torch.distributed.init_process_group has made a group of this job's workers. It ends with the first worker "
-            "that is lost, and no later worker can join it: leave it out, a session has groups of its own"
-        )
-
-
-def _fit(sampler: ElasticBatchSampler, replica: Replica, same_bits: bool) -> None:
-    """Has the sampler cut steps as the model needs them. Raises ValueError if it cannot for `same_bits`."""
-    if replica.mesh is not None:
-        sampler.alike = True
-    if not same_bits:
-        return
-    if replica.mesh is not None:
-        raise ValueError("same_bits is for models that every rank holds as a whole, not for sharded ones")
-    if sampler.rank_batch is not None or sampler.micro_batch >= sampler.global_batch:
-        raise ValueError(
-            "same_bits needs a sampler with a global_batch, and a smaller micro_batch: such as global_batch "
-            "divided by the most ranks there will be"
-        )
-    sampler.in_pieces = True

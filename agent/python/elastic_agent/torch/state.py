@@ -4,7 +4,7 @@ where it outlives the process."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class Training:
 
     def apply(self) -> None:
         """Does the step whose gradient is in the parameters."""
+        # An optimizer that draws must draw the same on all ranks.
+        self.seed_for("optimizer")
         self.optimizer.step()
         epoch = self.sampler.epoch
         self.sampler.advance()
@@ -62,16 +64,33 @@ class Training:
             "seed": self.seed,
         }
 
+    def result(self) -> dict[str, Any]:
+        """The state without what only further steps need."""
+        return {name: one for name, one in self.value().items() if name != "optimizer"}
+
     def load(self, value: dict[str, Any]) -> None:
         """Continues from a state. Raises ValueError for one of another training, before anything is changed."""
         self.sampler.load_state_dict(value["sampler"])
         self.model.load_state_dict(value["model"])
-        self.optimizer.load_state_dict(value["optimizer"])
+        if "optimizer" in value:
+            self.optimizer.load_state_dict(value["optimizer"])
+            self._keep_types(value["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(value["scheduler"])
         if not self._given:
             self.seed = value["seed"]
         self.step_number = value["step"]
+
+    def _keep_types(self, given: dict[str, Any]) -> None:
+        """PyTorch gives an optimizer's state the type of its parameters, such as bfloat16: other ranks may have more."""
+        numbers = [number for group in given["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters):
+            own = self.optimizer.state.get(parameter, {})
+            for name, value in given["state"].get(number, {}).items():
+                now = own.get(name)
+                if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                    own[name] = value.to(now.device)
 
 
 def _senders(descriptions: list[dict[str, Any]], holders: Sequence[int]) -> list[int]:
@@ -85,14 +104,15 @@ def _senders(descriptions: list[dict[str, Any]], holders: Sequence[int]) -> list
     return chosen
 
 
-def share(group: Group, training: Training, holders: Sequence[int], mesh: Any = None) -> Any:
-    """Gives all ranks the state that the `holders` have. Each of these sends a part of it. Every rank calls this, and
-    holders have an equal state. Returns what this rank is to load, None on a holder. `mesh`: the device mesh of its
+def share(
+    group: Group, value: Callable[[], Any], holders: Sequence[int], receivers: Sequence[int], mesh: Any = None
+) -> Any:
+    """Gives the `receivers` the state that the `holders` have. Each of these sends a part of it. Every rank calls this,
+    and holders have an equal `value`. Returns what this rank is to load, None on others. `mesh`: the device mesh of its
     sharded tensors."""
-    receivers = [rank for rank in range(group.size) if rank not in holders]
     if group.rank not in receivers:
         if receivers:
-            group.finish_with_all(_send(group, training.value(), holders, receivers))
+            group.finish_with_all(_send(group, value(), holders, receivers) if group.rank in holders else [])
         return None
     length = torch.zeros(1, dtype=torch.int64)
     group.finish(group.start_receive([length], holders[0]))
@@ -107,7 +127,7 @@ def share(group: Group, training: Training, holders: Sequence[int], mesh: Any = 
     return tree.put_together(description, tensors, lambda _: mesh)
 
 
-def _send(group: Group, state: Any, holders: Sequence[int], receivers: list[int]) -> list[Any]:
+def _send(group: Group, state: Any, holders: Sequence[int], receivers: Sequence[int]) -> list[Any]:
     """Begins to send this rank's part of `state` to all `receivers`."""
     description, tensors = tree.take_apart(state)
     senders = _senders(tree.tensors_of(description), holders)

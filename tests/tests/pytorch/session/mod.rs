@@ -8,7 +8,7 @@ use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
 use elastic_tests::prelude::*;
 
 use crate::pytorch::trace::{LIMIT, Line, ended, lines, works};
-use promises::{each_sample_once_an_epoch, result};
+use promises::{all_agree, each_sample_once_an_epoch, no_step_is_lost, result};
 
 const SCRIPT: &str = "trains_in_session.py";
 
@@ -150,6 +150,34 @@ async fn a_session_that_does_something_else_keeps_its_state_while_a_node_joins()
 }
 
 #[tokio::test]
+async fn a_node_that_joins_the_second_session_of_a_script_gets_the_result_of_the_first() {
+    let Some(torch) = Torch::find() else { return };
+    let job = Job::on_etcd("1:2").await.flag("--warm-up=120").script(&torch, "trains_twice.py", &[]);
+    let mut agents = vec![job.start("a")];
+    let first = works(&job, "applied", 1, 1).await;
+    let pid = pid_of(&job, "a", first);
+
+    // When a node joins during the second session
+    agents.push(job.start("b"));
+    let both = works(&job, "applied", first + 1, 2).await;
+
+    // Then it has not trained the first, and the other has kept its process
+    assert_eq!(pid_of(&job, "a", both), pid);
+    let taught: Vec<_> = lines(&job).into_iter().filter(|line| line.is("taught")).collect();
+    assert_eq!(taught.len(), 2, "{taught:?}");
+    assert!(
+        taught.iter().all(|line| line.number("step") == 16 && line.real("sum") == taught[0].real("sum")),
+        "{taught:?}"
+    );
+    let epochs = finish(&job);
+    ended(&mut agents, 0).await;
+    let told = lines(&job);
+    each_sample_once_an_epoch(&told, epochs);
+    no_step_is_lost(&told);
+    all_agree(&told);
+}
+
+#[tokio::test]
 async fn a_session_whose_loader_has_processes_saves_its_last_step() {
     let Some(torch) = Torch::find() else { return };
     let job = Job::on_etcd("1").await.script(&torch, SCRIPT, &["stateful"]);
@@ -284,6 +312,12 @@ fn a_worker_with_a_loader_saves_whichever_processes_a_signal_ends() {
 fn a_step_has_the_gradient_of_its_global_batch() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "gives_gradients.py", &[]);
+}
+
+#[test]
+fn ranks_that_differ_end_and_are_named() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "compares_ranks.py", &[]);
 }
 
 #[test]

@@ -1,0 +1,133 @@
+"""What a session refuses by name: what would fail at the first step, or train each rank in its own way without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ..batches import ElasticBatchSampler
+from .replica import Replica, has_foreign_group
+
+# These sum gradients, too: over a group that ends with its first lost worker.
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError for what no session trains."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS computes a loss several times in a step: a session computes it once, for all ranks")
+    for name, one in model.named_parameters():
+        if one.is_complex() and one.requires_grad:
+            raise ValueError(f"the parameter {name!r} is complex: keep it as real numbers")
+    for name, one in model.named_modules():
+        if isinstance(one, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and one.sparse:
+            raise ValueError(f"the gradient of {name!r} would be sparse: give the layer sparse=False")
+        # By its name: the import of FSDP takes a second.
+        if type(one).__name__ in _WRAPPERS:
+            raise ValueError(
+                f"{repr(name) if name else 'the model'} is wrapped in {type(one).__name__}, which would sum its "
+                "gradients a second time, over a group that ends with its first lost worker: pass the model inside, such "
+                "as model.module"
+            )
+
+
+def fit(sampler: ElasticBatchSampler, model: torch.nn.Module, replica: Replica, same_bits: bool) -> None:
+    """Has the sampler cut steps as the model needs them. Raises ValueError if it cannot."""
+    for name, one in model.named_modules():
+        if isinstance(one, torch.nn.BatchNorm1d) and sampler.last_step() == 1:
+            raise ValueError(
+                f"{name!r} is a BatchNorm1d, which cannot train on one sample, and the last step of each epoch has one: "
+                "give the sampler drop_last=True or another global_batch"
+            )
+        if isinstance(one, torch.nn.modules.batchnorm._BatchNorm) and sampler.micro_batch > 1:
+            sampler.least = 2
+    if replica.mesh is not None:
+        sampler.alike = True
+    if not same_bits:
+        return
+    if replica.mesh is not None:
+        raise ValueError("same_bits is for models that every rank holds as a whole, not for sharded ones")
+    if sampler.rank_batch is not None or sampler.micro_batch >= sampler.global_batch:
+        raise ValueError(
+            "same_bits needs a sampler with a global_batch, and a smaller micro_batch: such as global_batch "
+            "divided by the most ranks there will be"
+        )
+    sampler.in_pieces = True
+
+
+def check_group(model: torch.nn.Module, replica: Replica) -> None:
+    """Raises ValueError for what needs torch.distributed's default group, or has made it."""
+    if has_foreign_group():
+        raise ValueError(
+            "torch.distributed.init_process_group has made a group of this job's workers. It ends with the first worker "
+            "that is lost, and no later worker can join it: leave it out, a session has groups of its own"
+        )
+    if replica.mesh is not None:
+        return
+    for name, one in model.named_modules():
+        if isinstance(one, torch.nn.SyncBatchNorm):
+            raise ValueError(
+                f"{name!r} is a SyncBatchNorm, which computes as BatchNorm does where torch.distributed has no default "
+                "group: take BatchNorm, whose statistics are each rank's own, or GroupNorm"
+            )
+
+
+class Trained:
+    """The parameters that a session trains. They have to stay the same as long as it does."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, replica: Replica) -> None:
+        """Raises ValueError if the optimizer changes others."""
+        self._model, self._optimizer = model, optimizer
+        # With these objects their ids stay theirs.
+        self._begun = {one: (name, one.requires_grad) for name, one in model.named_parameters()}
+        self._trained = {one for one in self._begun if one.requires_grad}
+        # FSDP exchanges the parameters of a sharded model while it computes.
+        self._places = None if replica.mesh is not None else list(_places(model))
+        self._refuse_others()
+
+    def check(self) -> None:
+        """Raises ValueError if a parameter has come, gone, or was frozen or unfrozen since: it says which one."""
+        if self._places is not None and self._places != (now := list(_places(self._model))):
+            self._refuse_changes()
+            # A parameter has another place only.
+            self._places = now
+        self._refuse_others()
+
+    def _refuse_changes(self) -> None:
+        found = {one: name for name, one in self._model.named_parameters()}
+        changes = [f"{name!r} is new" for one, name in found.items() if one not in self._begun]
+        for one, (name, trained) in self._begun.items():
+            if one not in found:
+                changes.append(f"{name!r} is gone")
+            elif one.requires_grad is not trained:
+                changes.append(f"{name!r} was {'frozen' if trained else 'unfrozen'}")
+        if changes:
+            raise ValueError(
+                f"the parameter {changes[0]}, and a session trains what the model had when it was made: change the model "
+                "before that, or end this session and make another"
+            )
+
+    def _refuse_others(self) -> None:
+        """Each rank would change them in another way."""
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and parameter not in self._trained:
+                    raise ValueError(
+                        f"the optimizer has a parameter of shape {tuple(parameter.shape)} that needs a gradient, and "
+                        "that the session's model did not have, or had frozen, when the session was made: give the "
+                        "session a model that holds all that is trained, such as ModuleList([model, criterion]), and "
+                        "unfreeze before"
+                    )
+
+
+def _places(model: torch.nn.Module) -> Iterator[tuple[int, bool]]:
+    """Which parameter is in each place of a model, and whether it is trained. A tenth of the time of
+    `model.named_parameters`: this runs in each step."""
+    left = [model]
+    while left:
+        module = left.pop()
+        left.extend(one for one in module._modules.values() if one is not None)
+        for one in module._parameters.values():
+            if one is not None:
+                yield id(one), one.requires_grad

@@ -1,0 +1,62 @@
+"""The step and the epoch of a session that are under way."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+class Turn(enum.Enum):
+    """What the script must call next."""
+
+    BACKWARD = enum.auto()
+    STEP = enum.auto()
+    NEXT_BATCH = enum.auto()
+
+
+@dataclass
+class Step:
+    """The step under way."""
+
+    # The sizes of this rank's batches, and how many are done.
+    batches: list[int]
+    done: int = 0
+    turn: Turn = Turn.NEXT_BATCH
+    loss: torch.Tensor | None = None
+    # How many of what its losses are sums of. None: they are means.
+    count: float | None = None
+    # The ranks that know of a change, and those that leave.
+    votes: tuple[int, int] = (0, 0)
+    # Why the group was lost. The step is then done again in the next one.
+    lost: str | None = None
+    # Whether this rank has entered another group since.
+    moved: bool = False
+    # Whether the script of another rank has left the loop: the step is not applied, and this loop ends, too.
+    ended: bool = False
+    # Whether what follows the step, such as a change of the group, is done.
+    settled: bool = False
+    # When it began. What a script does aside does not count.
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the gradient of all ranks is in the parameters, and the script calls `step` next."""
+        return self.turn is Turn.STEP and self.lost is None and not self.ended and self.done == len(self.batches)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of `Session.epochs`."""
+
+    # Counted from 0.
+    number: int
+    _session: Any
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """This rank's batches of the epoch that are not done yet, as `Session.steps` gives them."""
+        return self._session.steps(loader, epochs=self.number + 1)
