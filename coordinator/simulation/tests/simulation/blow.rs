@@ -24,7 +24,7 @@ const ANSWERS: u64 = 5 * SECOND;
 /// fail, and a pause of two seconds follows it.
 const BACK: u64 = 7 * SECOND;
 
-/// Longest that a node leads whose writes the store refuses: it tries three times, with a pause of two seconds after each.
+/// Longest that a node leads whose writes the store refuses: it tries three times, and pauses for two seconds after each.
 const REFUSED: u64 = 8 * SECOND;
 
 /// A failure that no one has acted on yet.
