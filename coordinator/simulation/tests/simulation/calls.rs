@@ -241,7 +241,7 @@ impl World {
         self.store.watches[watch].broken_until = until;
     }
 
-    /// A watch works again from then on, even if it was to be broken for longer.
+    /// A watch works again at this time, even if it was to be broken for longer.
     pub(crate) fn mend_watch(&mut self, watch: usize, at: u64) {
         self.break_watch(watch, at);
         self.queue(at, Happening::News { watch });

@@ -110,9 +110,8 @@ impl World {
         let now: BTreeMap<String, KeyValue> =
             self.store.mvcc.snapshot(&all).into_iter().map(|kv| (kv.key.clone(), kv)).collect();
         let old = self.store.backups[backup].mvcc.snapshot(&all).into_iter();
-        let differs = |old: &KeyValue| {
-            now.get(&old.key).is_some_and(|now| now.value != old.value && now.lease == old.lease)
-        };
+        let differs =
+            |old: &KeyValue| now.get(&old.key).is_some_and(|now| now.value != old.value && now.lease == old.lease);
         old.filter(differs).collect()
     }
 

@@ -110,7 +110,8 @@ fn a_node_that_missed_a_round_is_no_member_any_more() {
 fn a_node_that_has_lost_its_store_asks_it_for_nothing_more_while_its_workers_end() {
     let lost = || StoreError::Lost { cause: "another store".into() };
     let asks = |out: &[MemberOutput]| {
-        out.iter().any(|output| matches!(output, MemberOutput::Txn(..) | MemberOutput::Renew(_) | MemberOutput::Grant(_)))
+        out.iter()
+            .any(|output| matches!(output, MemberOutput::Txn(..) | MemberOutput::Renew(_) | MemberOutput::Grant(_)))
     };
     for renewal in [true, false] {
         // Given a node whose leader is gone, and which campaigns
