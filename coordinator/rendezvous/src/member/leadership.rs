@@ -132,17 +132,21 @@ impl Member {
 
     /// Campaigns after a random pause, which keeps the others apart. Three kinds of node let others go first. A node that
     /// is about to leave: where all leave, somebody must still bring the round to its end. One without a place: a member
-    /// knows when it heard the leader last. And the node that led last: it may have resigned because the store refuses
-    /// its writes.
+    /// knows when it heard the leader last. And a leader that resigned: the store refuses what it writes.
     pub(super) fn campaign_soon(&mut self, now: Time) {
         let members = self.round.as_ref().and_then(|round| round.value.sealed).map_or(0, |sealed| sealed.nodes);
         let spread = campaign_spread(members);
         let placeless = members > 0 && matches!(self.mode, Mode::Joining | Mode::Waiting(None) | Mode::WarmingUp(_));
-        let led = self.leadership.leader.is_none()
-            && self.leadership.former.as_ref().is_some_and(|former| former.value.node == self.id());
-        let turns = 2 * u32::from(self.leave != Leave::No || placeless) + 4 * u32::from(led);
+        let polite = self.leave != Leave::No || placeless;
+        let turns = 2 * u32::from(polite) + 4 * u32::from(self.has_resigned(now));
         let pause = spread * turns + self.jitter(spread);
         self.timers.set(Timer::Campaign, now + pause);
+    }
+
+    /// Whether it led last, and its key was deleted: its lease has time left, so the key did not end with it.
+    fn has_resigned(&self, now: Time) -> bool {
+        let led = self.leadership.former.as_ref().is_some_and(|former| former.value.node == self.id());
+        led && self.leadership.leader.is_none() && now.since(self.renewed) < self.spec.timings.lease_ttl
     }
 
     pub(super) fn campaign(&mut self, now: Time, out: &mut Out) {

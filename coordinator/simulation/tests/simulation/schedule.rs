@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_rendezvous::job::{NodeRecord, RoundRecord, RoundState, Versioned};
+use elastic_rendezvous::job::{NodeRecord, Phase, RoundRecord, RoundState, Versioned};
 use elastic_store::Scope;
 
 use crate::coverage::Coverage;
@@ -175,11 +175,18 @@ impl World {
         }
     }
 
-    /// Whether all members of a round work. The store may hold what a backup held of them.
+    /// Whether all members of a round run, as the store knows. A restored store may not know.
     fn runs_fully(&self, round: &RoundRecord) -> bool {
-        let works = |process: &&Process| process.alive && process.at_work() == Some(round.number);
-        let working = self.processes.iter().filter(works).count();
-        round.state == RoundState::Running && working == round.group_world_size as usize
+        let running = if self.scenario.has(FaultKind::Restore) {
+            let works = |process: &&Process| process.alive && process.at_work() == Some(round.number);
+            self.processes.iter().filter(works).count()
+        } else {
+            let nodes = self.store.mvcc.snapshot(&Scope::Prefix(self.keys.nodes()));
+            let records = nodes.iter().filter_map(|kv| Versioned::<NodeRecord>::parse(kv).ok());
+            let runs = |record: &NodeRecord| record.round == Some(round.number) && record.phase == Phase::Running;
+            records.filter(|record| runs(&record.value)).count()
+        };
+        round.state == RoundState::Running && running == round.group_world_size as usize
     }
 
     /// Every agent ends, one that comes late too.

@@ -75,18 +75,23 @@ fn members_campaign_before_nodes_without_a_place() {
 }
 
 #[test]
-fn the_node_that_led_last_lets_others_campaign_first() {
+fn a_leader_that_resigned_lets_others_campaign_first() {
     // Given a node that led
     let mut member = running();
     let dead = member.step(NOW, MemberInput::LeaderDead(Revision(9)));
     let (now, _) = until_it_campaigns(&mut member, dead);
     let out = member.step(now, answer(Call::Campaign, true, 31, vec![]));
     assert!(out.iter().any(|output| matches!(output, MemberOutput::Lead(..))), "{out:?}");
-    // when its key goes, as when it resigns
-    let gone = Event::Delete { key: keys().leader(), revision: Revision(40) };
-    let out = member.step(now, MemberInput::Watched(WatchUpdate::Events(vec![gone])));
+    // when its key goes, before its lease or with it
+    let pause = |mut member: Member, now: Time| {
+        let gone = Event::Delete { key: keys().leader(), revision: Revision(40) };
+        let out = member.step(now, MemberInput::Watched(WatchUpdate::Events(vec![gone])));
+        until_it_campaigns(&mut member, out).0.since(now)
+    };
+    let lease = member.spec().timings.lease_ttl;
     // then
-    assert!(until_it_campaigns(&mut member, out).0.since(now) >= Duration::from_millis(200));
+    assert!(pause(member.clone(), now) >= Duration::from_millis(200));
+    assert!(pause(member, now + lease) <= Duration::from_millis(50));
 }
 
 #[test]
