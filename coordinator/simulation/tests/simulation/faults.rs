@@ -117,16 +117,7 @@ impl World {
                 let after = self.dice.between(0, 10 * SECOND);
                 self.at(while_ + after, Happening::Enter { host });
             }
-            FaultKind::Freeze => {
-                let Some(p) = self.some_process() else { return };
-                if self.dice.chance(0.3) {
-                    self.processes[p].trips = Some(while_);
-                    return;
-                }
-                self.schedule(|| format!("p{p} freezes"));
-                self.processes[p].frozen = true;
-                self.at(while_, Happening::Fault(Fault::Thaw(p)));
-            }
+            FaultKind::Freeze => self.freeze(while_),
             FaultKind::CutStore => {
                 self.schedule(|| format!("host {host} cannot reach the store"));
                 self.hosts[host].cut_off = true;
@@ -140,16 +131,7 @@ impl World {
                 let leases_lost = self.dice.chance(0.3);
                 self.at(while_, Happening::Fault(Fault::StoreBack { leases_lost }));
             }
-            FaultKind::Compact => {
-                self.schedule(|| "the store forgets its history".into());
-                self.store.forget_history();
-                for watch in 0..self.store.watches.len() {
-                    if self.dice.chance(0.3) {
-                        let until = self.now + while_;
-                        self.break_watch(watch, until);
-                    }
-                }
-            }
+            FaultKind::Compact => self.compact(while_),
             FaultKind::Deaf => self.deafen(host, while_),
             FaultKind::Island | FaultKind::Stale | FaultKind::Unheard | FaultKind::Blame | FaultKind::Ruin => {
                 self.strike_by_role(kind);
@@ -176,6 +158,30 @@ impl World {
                 self.write_again(of_round);
             }
             FaultKind::Everything => self.kill_all(),
+        }
+    }
+
+    /// A process is stopped at once, or before it next does something.
+    fn freeze(&mut self, while_: u64) {
+        let Some(p) = self.some_process() else { return };
+        if self.dice.chance(0.3) {
+            self.processes[p].trips = Some(while_);
+            return;
+        }
+        self.schedule(|| format!("p{p} freezes"));
+        self.processes[p].frozen = true;
+        self.at(while_, Happening::Fault(Fault::Thaw(p)));
+    }
+
+    /// The store forgets its history, and some watches break.
+    fn compact(&mut self, while_: u64) {
+        self.schedule(|| "the store forgets its history".into());
+        self.store.forget_history();
+        for watch in 0..self.store.watches.len() {
+            if self.dice.chance(0.3) {
+                let until = self.now + while_;
+                self.break_watch(watch, until);
+            }
         }
     }
 
