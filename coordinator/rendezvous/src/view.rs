@@ -161,7 +161,6 @@ impl View {
         if self.spec.on_store_loss == OnStoreLoss::Fence {
             return Some(self.elected);
         }
-        // mutant count_before_streams: self.roster.all_opened()?.unwrap_or(Time::ZERO) => Time::ZERO
         Some(self.roster.all_opened()?.unwrap_or(Time::ZERO).max(self.elected))
     }
 
@@ -203,7 +202,6 @@ impl View {
         let lost_at = (silent_from + self.spec.timings.lease_ttl).max(absent);
         // mutant absent_is_gone: now >= lost_at => true
         if now >= lost_at {
-            // mutant lost_is_fenced: member.started => true
             let past = former.is_some() || (member.started && !self.may_be_vouched_for());
             let fate = if past { Fate::Fenced } else { Fate::Unknown };
             Liveness::Lost(fate, "its lease lapsed and it is silent")

@@ -52,10 +52,8 @@ const SEEDS: u64 = 4_000;
 /// Where a search that takes long has found its mutant before. It begins there: a hint, no more. Where the machines have
 /// changed since, it continues from the first seed.
 const FOUND_AT: &[(&str, u64)] = &[
-    ("lost_is_fenced", 2_944),
     ("a_lease_counts_without_its_key", Family::LATE + 2_129),
     ("fence_by_the_newer_proof", Family::EXCLUSIONS + 107),
-    ("count_before_streams", 2_944),
     ("word_without_age", Family::ROLES + 173),
     ("heard_from_receipt", Family::ROLES + 4_989),
     ("proven_by_the_answer", Family::ROLES + 85),
