@@ -28,11 +28,12 @@ pub(crate) async fn look(etcd: &EtcdStore, keys: &Keys) -> Result<Silent> {
     Ok(futures::stream::iter(asked).buffer_unordered(AT_ONCE).filter_map(std::future::ready).collect().await)
 }
 
-/// Says of each node in a job's JSON for how many seconds it has been silent.
+/// Says of each silent node in a job's JSON for how many seconds it has been so. Of the others it says what the API does.
 pub(crate) fn tell(mut job: Value, silent: &Silent) -> Value {
     for node in job["nodes"].as_array_mut().into_iter().flatten() {
-        let time = node["id"].as_str().and_then(|id| silent.get(&NodeId::from_text(id)));
-        node["silent_s"] = json!(time.map(Duration::as_secs));
+        if let Some(time) = node["id"].as_str().and_then(|id| silent.get(&NodeId::from_text(id))) {
+            node["silent_s"] = json!(time.as_secs());
+        }
     }
     job
 }
