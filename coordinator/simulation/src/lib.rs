@@ -60,6 +60,7 @@ const FOUND_AT: &[(&str, u64)] = &[
     ("reclaimed_in_spite_of_a_tombstone", Family::ROLES + 697),
     ("a_pause_lets_workers_rest", Family::PAUSES + 248),
     ("who_rests_is_not_paused", Family::PAUSES + 428),
+    ("held_for_ever", Family::ROLES + 179),
     ("rounds_go_back", Family::RESTORES + 438),
     ("a_node_does_not_notice_a_restore", Family::RESTORES + 446),
     ("evicted_though_heard", Family::RESTORES + 2_365),
