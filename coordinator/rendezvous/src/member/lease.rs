@@ -1,6 +1,6 @@
 //! The lease that a node's key hangs on: asked for, renewed, lost.
 
-use super::step::Out;
+use super::step::{LONGEST, Out};
 use super::timers::Timer;
 use super::{End, Member, MemberOutput};
 use crate::kv::{LeaseId, StoreError};
@@ -81,7 +81,10 @@ impl Member {
                 self.told = None;
             }
             Ok(false) => self.lease_lost(now),
-            Err(StoreError::Lost { cause }) => self.end(End::StoreLost(format!("store lost: {cause}")), out),
+            Err(StoreError::Lost { cause }) => {
+                self.timers.set(Timer::Lease, now + LONGEST);
+                self.end(End::StoreLost(format!("store lost: {cause}")), out);
+            }
             Err(error) => {
                 let pause = self.trouble(&error, out);
                 self.timers.set(Timer::Lease, now + pause);

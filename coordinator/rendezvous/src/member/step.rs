@@ -15,7 +15,7 @@ use crate::time::Time;
 const RETRY: Duration = Duration::from_millis(300);
 
 /// Longest pause of all, also where only a person can help.
-const LONGEST: Duration = Duration::from_secs(2);
+pub(super) const LONGEST: Duration = Duration::from_secs(2);
 
 pub(super) type Out = Vec<MemberOutput>;
 
@@ -109,7 +109,11 @@ impl Member {
             self.own.lost_track();
         }
         match &error {
-            StoreError::Lost { .. } => return self.end(End::StoreLost(error.to_string()), out),
+            StoreError::Lost { .. } => {
+                // A node that ends for another reason asks on, seldom.
+                self.timers.set(Timer::Retry, now + LONGEST);
+                return self.end(End::StoreLost(error.to_string()), out);
+            }
             StoreError::LeaseGone => self.lease_lost(now),
             error if !error.is_transient() && self.joining.is_some() => {
                 return self.end(End::StoreLost(error.to_string()), out);
