@@ -12,7 +12,7 @@ use tokio::net::{TcpSocket, lookup_host};
 
 /// How a connection is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Knock {
+pub(crate) enum Knock {
     /// Something listens there.
     Accepted,
     /// The host says that nothing does.
@@ -24,7 +24,7 @@ pub enum Knock {
 }
 
 /// Connects to a port, and hangs up. Of a host with several addresses all must say the same.
-pub async fn knock(peer: &Endpoint) -> Knock {
+pub(crate) async fn knock(peer: &Endpoint) -> Knock {
     let Ok(addresses) = lookup_host((peer.host.as_str(), peer.port)).await else { return Knock::Unclear };
     let mut all = None;
     for address in addresses {

@@ -20,7 +20,7 @@ pub mod bandwidth;
 mod blackhole_proxy;
 pub mod dial;
 mod drive;
-pub mod knock;
+mod knock;
 pub mod lead;
 pub mod logs;
 pub mod notes;

@@ -110,7 +110,7 @@ impl Member {
         }
         match &error {
             StoreError::Lost { .. } => {
-                // A node that ends for another reason asks on, seldom.
+                // A node that ends for another reason still asks, but seldom.
                 self.timers.set(Timer::Retry, now + LONGEST);
                 return self.end(End::StoreLost(error.to_string()), out);
             }

@@ -242,7 +242,7 @@ impl World {
     }
 
     /// A watch works again at this time, even if it was to be broken for longer.
-    pub(crate) fn mend_watch(&mut self, watch: usize, at: u64) {
+    pub(crate) fn repair_watch(&mut self, watch: usize, at: u64) {
         self.break_watch(watch, at);
         self.queue(at, Happening::News { watch });
     }

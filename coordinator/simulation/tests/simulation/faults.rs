@@ -438,7 +438,7 @@ impl World {
         }
         for watch in 0..self.store.watches.len() {
             let soon = self.now + 200 * MS;
-            self.mend_watch(watch, soon);
+            self.repair_watch(watch, soon);
         }
         if [FaultKind::Operator, FaultKind::Pause, FaultKind::Exclude].into_iter().any(|kind| self.scenario.has(kind)) {
             // Who was taken back stays so.

@@ -91,7 +91,7 @@ impl World {
         self.history_is_lost();
         for watch in 0..self.store.watches.len() {
             let soon = self.now + self.dice.between(50 * MS, 500 * MS);
-            self.mend_watch(watch, soon);
+            self.repair_watch(watch, soon);
         }
         for host in 0..self.hosts.len() {
             self.maybe_enter(host);
