@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 
-import no_compiler  # noqa: F401
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 

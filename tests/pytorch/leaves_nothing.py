@@ -3,7 +3,6 @@ first step of each round it tells what this process has: descriptors, threads, c
 
 import os
 
-import no_compiler  # noqa: F401
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -6,7 +6,6 @@ import sys
 import time
 import traceback
 
-import no_compiler  # noqa: F401
 from elastic_agent import worker
 
 

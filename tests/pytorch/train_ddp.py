@@ -10,7 +10,6 @@ import os
 import sys
 import time
 
-import no_compiler  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record

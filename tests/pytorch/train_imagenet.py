@@ -11,7 +11,6 @@ import time
 
 import elastic_agent
 import elastic_agent.torch as elastic
-import no_compiler  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 
-import no_compiler  # noqa: F401
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -4,7 +4,6 @@ names."""
 import os
 import time
 
-import no_compiler  # noqa: F401
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -12,7 +12,6 @@ import harness
 
 harness.report_start()
 
-import no_compiler  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh

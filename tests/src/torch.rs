@@ -20,6 +20,12 @@ pub fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch").join(name)
 }
 
+/// `PYTHONPATH` for what has PyTorch: the agent's package, and what lets PyTorch start sooner
+/// (`tests/pytorch/lighter/sitecustomize.py`).
+pub fn python_path() -> String {
+    format!("{}/../agent/python:{}", env!("CARGO_MANIFEST_DIR"), script("lighter").display())
+}
+
 /// A Python that has PyTorch.
 #[derive(Debug, Clone)]
 pub struct Torch {
@@ -78,7 +84,7 @@ impl Torch {
 
     /// What a process must have in its environment so that it, or an agent's workers, run on this Python.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
-        let mut all = vec![("PYTHON_EXEC", self.python.clone().into_os_string())];
+        let mut all = vec![("PYTHON_EXEC", self.python.clone().into_os_string()), ("PYTHONPATH", python_path().into())];
         if let Some(path) = &self.library_path {
             let mut path = path.clone();
             if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {

@@ -54,9 +54,8 @@ impl Training {
             }
             Training::PyTorch(torch) => {
                 let mut words = torch.program(&script("trains_in_campaign.py"));
-                let package = script("../../agent/python").display().to_string();
                 let scratch = run.trace.parent().unwrap_or(Path::new("/")).display().to_string();
-                words.splice(1..1, [format!("PYTHONPATH={package}"), format!("TEST_DIR={scratch}")]);
+                words.insert(1, format!("TEST_DIR={scratch}"));
                 words
             }
         };

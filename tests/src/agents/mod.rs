@@ -170,9 +170,8 @@ impl Job {
     pub fn plain_script(mut self, name: &str, args: &[&str]) -> Job {
         let script = torch::script(name).into_os_string().into_string().expect("a path that is UTF-8");
         self.program = std::iter::once(script).chain(args.iter().map(ToString::to_string)).collect();
-        let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/python");
         let dir = self.dir.path().to_owned();
-        self.env("TEST_DIR", dir).env("PYTHONPATH", package)
+        self.env("TEST_DIR", dir).env("PYTHONPATH", torch::python_path())
     }
 
     /// Adds to the agents' environment, which their workers inherit.

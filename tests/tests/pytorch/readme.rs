@@ -19,6 +19,11 @@ fn block<'a>(page: &'a str, language: &str, mark: &str) -> &'a str {
         .unwrap_or_else(|| panic!("nothing in README.md's {language} has {mark:?}"))
 }
 
+/// Commands that are run with all of PyTorch, as it is for readers.
+fn with_all_of_pytorch(commands: &str) -> String {
+    format!("export PYTHONPATH={}\n{commands}", root().join("agent/python").display())
+}
+
 /// Runs commands with a shell in `folder`, with the built programs, PyTorch's Python and the agent's package on its
 /// paths. Programs in `folder` are found before all others. Returns what the commands print.
 async fn typed(torch: &Torch, folder: &Path, commands: &str) -> String {
@@ -28,7 +33,7 @@ async fn typed(torch: &Torch, folder: &Path, commands: &str) -> String {
     let path = std::env::join_paths(first.into_iter().chain(std::env::split_paths(&inherited))).unwrap();
     let mut shell = Command::new("bash");
     shell.args(["-e", "-c", commands]).current_dir(folder).envs(torch.environment()).env("PATH", path);
-    shell.env("PYTHONPATH", root().join("agent/python")).env("EXAMPLES", root().join("examples")).kill_on_drop(true);
+    shell.env("EXAMPLES", root().join("examples")).kill_on_drop(true);
     let ended = tokio::time::timeout(LIMIT, shell.output()).await.expect("it ends").unwrap();
     let (out, errors) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
     assert!(ended.status.success(), "{out}\n{errors}");
@@ -40,7 +45,7 @@ async fn the_trial_works_as_typed() {
     let Some(torch) = Torch::find() else { return };
     let page = std::fs::read_to_string(root().join("README.md")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let out = typed(&torch, folder.path(), block(&page, "sh", "cat > train.py")).await;
+    let out = typed(&torch, folder.path(), &with_all_of_pytorch(block(&page, "sh", "cat > train.py"))).await;
     let steps: Vec<&str> = out.lines().filter_map(|line| line.split_once(": loss ")).map(|(step, _)| step).collect();
     assert_eq!(steps, ["step 100", "step 200", "step 300", "step 400", "step 500"], "{out}");
     assert!(folder.path().join("shared/last.pt").is_file());
@@ -85,7 +90,7 @@ done = f"{session.step_number} steps, {own.batches} batches"
 sys.stdout.write(f"rank {session.rank}, begun after {first} restarts: {done}\n")
 EOF
 elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 train.py"#;
-    let out = typed(&torch, folder.path(), train).await;
+    let out = typed(&torch, folder.path(), &with_all_of_pytorch(train)).await;
     // Rank 0 did each step, one of them twice; the other began with its state.
     assert!(out.contains("rank 0, begun after 0 restarts: 40 steps, 41 batches"), "{out}");
     let other = out.lines().find(|line| line.contains("rank 1, begun after 1 restarts: 40 steps, "));

@@ -342,9 +342,8 @@ fn meet_without_agents(torch: &Torch, name: &str, args: &[&str]) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let _store = TcpStore::serve(listener, WorkersStoreLimits::default(), None).unwrap();
-    let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/python");
     let mut ranks = torch.run(&script(name));
-    let ended = ranks.arg(port).args(args).env("PYTHONPATH", package).output().unwrap();
+    let ended = ranks.arg(port).args(args).output().unwrap();
     let (said, complaint) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
     assert!(ended.status.success(), "{said}\n{complaint}");
 }
