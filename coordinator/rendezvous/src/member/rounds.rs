@@ -239,9 +239,9 @@ impl Member {
             }
             (None, _) => {
                 self.seat.known = Some(looked);
-                if let Mode::Waiting(Some(asked)) = self.mode
-                    && asked <= sealed.number
-                {
+                // Also where it waits for the round after this one: then it was in another plan of this one, before the
+                // store was restored.
+                if let Mode::Waiting(Some(_)) = self.mode {
                     if self.lacks_workers() && !round.value.paused && !round.value.state.is_final() {
                         return self.warm_up(&round.value, out);
                     }

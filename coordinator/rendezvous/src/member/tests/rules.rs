@@ -107,6 +107,25 @@ fn a_node_that_missed_a_round_is_no_member_any_more() {
 }
 
 #[test]
+fn a_node_that_the_restored_round_does_not_have_wants_a_place_like_a_newcomer() {
+    // Given a node that waits for round 2, whose round 1 was sealed otherwise after the store was restored
+    let mut member = running();
+    let restored = || {
+        let sealed = json!({ "number": 1, "plan": 7, "nodes": 1 });
+        round(3, 20, json!({ "number": 2, "generation": 1, "state": "forming", "sealed": sealed, "reason": "r" }))
+    };
+    member.step(NOW, news(restored()));
+    member.step(NOW, MemberInput::Agent(GroupReport::Quiesced { master: None, whole: true }));
+    member.step(NOW, answer(Call::Own, true, 21, vec![Some(restored()), None]));
+    assert_eq!(member.wanted().map(|own| own.round), Some(Some(2)));
+    // when it finds no place of its own there
+    member.step(NOW, answer(Call::Seat, true, 22, vec![Some(restored()), None]));
+    // then its workers end
+    member.step(NOW, MemberInput::Agent(GroupReport::Stopped { master: None }));
+    assert_eq!(member.wanted().map(|own| own.round), Some(None));
+}
+
+#[test]
 fn a_node_that_has_lost_its_store_asks_it_for_nothing_more_while_its_workers_end() {
     let lost = || StoreError::Lost { cause: "another store".into() };
     let asks = |out: &[MemberOutput]| {
