@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::view::Former;
-use super::step::Out;
+use super::step::{LONGEST, Out};
 use super::timers::Timer;
 use super::{Call, Leave, Member, MemberOutput, Mode};
 use crate::job::{LeaderRecord, Versioned, to_json};
@@ -132,14 +132,15 @@ impl Member {
 
     /// Campaigns after a random pause, which keeps the others apart. Three kinds of node let others go first. A node that
     /// is about to leave: where all leave, somebody must still bring the round to its end. One without a place: a member
-    /// knows when it heard the leader last. And a leader that resigned: the store refuses what it writes.
+    /// knows when it heard the leader last. And a leader that resigned, since the store refuses what it writes: for longer
+    /// than a slow store takes to answer another node.
     pub(super) fn campaign_soon(&mut self, now: Time) {
         let members = self.round.as_ref().and_then(|round| round.value.sealed).map_or(0, |sealed| sealed.nodes);
         let spread = campaign_spread(members);
         let placeless = members > 0 && matches!(self.mode, Mode::Joining | Mode::Waiting(None) | Mode::WarmingUp(_));
         let polite = self.leave != Leave::No || placeless;
-        let turns = 2 * u32::from(polite) + 4 * u32::from(self.has_resigned(now));
-        let pause = spread * turns + self.jitter(spread);
+        let first = spread * 2 * u32::from(polite) + LONGEST * u32::from(self.has_resigned(now));
+        let pause = first + self.jitter(spread);
         self.timers.set(Timer::Campaign, now + pause);
     }
 
