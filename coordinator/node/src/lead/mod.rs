@@ -64,7 +64,8 @@ pub struct LeaderDrive {
     tls: Option<MutualTls>,
     watches: Vec<AbortOnDrop>,
     streams: BTreeMap<u64, Stream>,
-    counts: BTreeMap<NodeId, usize>,
+    /// The newest stream of each node. An older one may have broken unheard, and says nothing of the node.
+    newest: BTreeMap<NodeId, u64>,
     /// Those of nodes that the leader does not know, yet or at all.
     strangers: BTreeSet<u64>,
     /// Nodes in whose names streams were turned away: one warning for each is enough.
@@ -90,7 +91,7 @@ impl LeaderDrive {
         say: Box<dyn Fn(String) + Send>,
         tls: Option<MutualTls>,
     ) -> LeaderDrive {
-        let (watches, streams, counts, strangers, forged) = Default::default();
+        let (watches, streams, newest, strangers, forged) = Default::default();
         let now = elastic_store::clock::now();
         let mut drive = LeaderDrive {
             leader,
@@ -101,7 +102,7 @@ impl LeaderDrive {
             tls,
             watches,
             streams,
-            counts,
+            newest,
             strangers,
             forged,
             dialled: Arc::default(),
@@ -228,7 +229,6 @@ impl LeaderDrive {
 
     fn opened(&mut self, stream: u64, node: NodeId, shown: Option<Shown>, answers: watch::Sender<LeaderMessage>) {
         if self.strangers.len() < STRANGERS || self.leader.demand(&node) != Demand::Wait {
-            *self.counts.entry(node.clone()).or_default() += 1;
             self.streams.insert(stream, Stream { node, shown, answers, known: false, early: None });
             self.strangers.insert(stream);
             self.introduce(stream);
@@ -257,6 +257,8 @@ impl LeaderDrive {
         }
         stream.known = true;
         self.strangers.remove(&id);
+        let newest = self.newest.entry(node.clone()).or_default();
+        *newest = id.max(*newest);
         self.step(LeaderInput::Opened(node));
         true
     }
@@ -276,13 +278,8 @@ impl LeaderDrive {
     fn closed(&mut self, stream: u64) {
         self.strangers.remove(&stream);
         let Some(Stream { node, known, .. }) = self.streams.remove(&stream) else { return };
-        let others = self.counts.get(&node).map_or(0, |count| count - 1);
-        if others > 0 {
-            self.counts.insert(node, others);
-            return;
-        }
-        self.counts.remove(&node);
-        if known {
+        if known && self.newest.get(&node).is_none_or(|newest| *newest <= stream) {
+            self.newest.remove(&node);
             self.step(LeaderInput::Closed(node));
         }
     }
@@ -394,7 +391,7 @@ impl LeaderDrive {
     fn close(&mut self) {
         self.watches.clear();
         self.streams.clear();
-        self.counts.clear();
+        self.newest.clear();
         self.strangers.clear();
     }
 

@@ -177,5 +177,17 @@ async fn a_stream_that_is_turned_away_takes_nothing_from_the_node_s_own() {
     own.mark_unchanged();
     beat(&mut drive, 1, None);
     assert!(own.has_changed().unwrap(), "it is answered as before");
-    assert_eq!((drive.streams.len(), drive.counts.len(), drive.strangers.len()), (1, 1, 0));
+    assert_eq!((drive.streams.len(), drive.newest.len(), drive.strangers.len()), (1, 1, 0));
+}
+
+#[tokio::test]
+async fn a_node_is_suspected_when_its_newest_stream_ends_whatever_has_become_of_an_older_one() {
+    let (mut drive, mut notes) = elected_with(None).await;
+    read(&mut drive, &mut notes).await;
+    let [_broken_unheard, _replaced, _newest] = [1, 2, 3].map(|stream| open(&mut drive, stream));
+    let suspected = |drive: &LeaderDrive| !drive.dialled.lock().unwrap().is_empty();
+    told(&mut drive, 2, PulseEvent::Closed);
+    assert!(!suspected(&drive));
+    told(&mut drive, 3, PulseEvent::Closed);
+    assert!(suspected(&drive));
 }

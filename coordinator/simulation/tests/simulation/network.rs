@@ -181,7 +181,7 @@ impl World {
                 let streams = &mut self.processes[p].streams;
                 let Some(at) = streams.iter().position(|(id, ..)| *id == stream) else { return };
                 let (_, _, node) = streams.remove(at);
-                if !streams.iter().any(|(_, _, other)| *other == node) {
+                if !streams.iter().any(|(id, _, other)| *id > stream && *other == node) {
                     self.lead(p, LeaderInput::Closed(node));
                 }
             }
