@@ -148,6 +148,8 @@ impl Scene {
     /// Ends agents with SIGTERM.
     async fn drain(&mut self, who: Who, told: Told, injected: &mut Injected) -> Result<()> {
         let all = self.targets(who);
+        let hear = |scene: &mut Scene| all.iter().all(|&at| scene.nodes[at].hears_sigterm());
+        self.until("the agents can be asked to leave", hear).await?;
         for &at in &all {
             self.nodes[at].forget();
             injected.then(move |scene| {

@@ -165,6 +165,16 @@ impl Node {
         self.processes(which).into_iter().for_each(|pid| send(pid, signal));
     }
 
+    /// Whether its agent, if it runs, handles SIGTERM already: one that has hardly begun just ends.
+    pub(crate) fn hears_sigterm(&self) -> bool {
+        self.processes(Process::Agent).into_iter().all(|pid| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+            caught & (1 << (Signal::TERM.as_raw() - 1)) != 0
+        })
+    }
+
     pub(crate) fn log(&self) -> String {
         let bytes = std::fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
