@@ -1,47 +1,55 @@
 """On PYTHONPATH, this leaves out half of the processor time that a worker takes to start. PyTorch imports the shapes of
 all operations on the "meta" device and kernels in Python with itself, and its compiler when a process makes its first
-optimizer, only to say that this is not to be compiled. With this the shapes are imported when a sharded tensor needs
-them, and nothing can be compiled. README's lines are tested without it."""
+optimizer, only to say that this is not to be compiled. With this, shapes are imported when a script uses them, as with
+sharded tensors, and nothing can be compiled. README's lines are tested without it."""
 
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 import types
 
-SHAPES = "torch._meta_registrations"
+SHAPES = ("torch._meta_registrations", "torch.distributed._meta_registrations")
+# What PyTorch imports last.
+KERNELS = "torch._native"
 COMPILER = "torch._dynamo"
-LEFT_OUT = (SHAPES, "torch.distributed._meta_registrations", "torch._native", COMPILER)
 
 
-class Lighter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Later(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path, target=None):
-        if name not in LEFT_OUT:
+        if name not in (*SHAPES, KERNELS, COMPILER):
             return None
         spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
-        if name == COMPILER:
-            # Its settings are read.
-            spec.submodule_search_locations = [f"{folder}/_dynamo" for folder in path]
+        # Its settings are read.
+        spec.submodule_search_locations = [f"{folder}/_dynamo" for folder in path] if name == COMPILER else []
         return spec
 
     def exec_module(self, module):
-        if module.__name__ == SHAPES:
-            module.__getattr__ = lambda name: self.shape(module, name)
-        elif module.__name__ == COMPILER:
+        if module.__name__ == KERNELS:
+            # Generators of random numbers are refused without it.
+            importlib.import_module("torch._prims.rng_prims")
+            return
+        if module.__name__ in SHAPES:
+            module.__getattr__ = lambda name: shape(module, name)
+        else:
+            module.eval_frame = types.SimpleNamespace(OptimizedModule=type("OptimizedModule", (), {}))
             module.disable = lambda function, *_, **__: function
             module.disable_nested_graph_breaks = contextlib.nullcontext
             module.graph_break = lambda: None
             module.trace_rules = types.SimpleNamespace(clear_lru_cache=lambda: None)
             module.utils = types.SimpleNamespace(get_optimize_ddp_mode=lambda: None)
 
-    def shape(self, module, name):
-        """Imports the shapes when one is asked for."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        del module.__getattr__
-        found = importlib.machinery.PathFinder.find_spec(SHAPES, sys.modules["torch"].__path__)
-        found.loader.exec_module(module)
-        return getattr(module, name)
+
+def shape(module, name):
+    """Imports the module itself, and gives what has this name there."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    del module.__getattr__
+    parent = sys.modules[module.__name__.rpartition(".")[0]]
+    found = importlib.machinery.PathFinder.find_spec(module.__name__, parent.__path__)
+    found.loader.exec_module(module)
+    return getattr(module, name)
 
 
-sys.meta_path.insert(0, Lighter())
+sys.meta_path.insert(0, Later())

@@ -19,7 +19,7 @@ fn block<'a>(page: &'a str, language: &str, mark: &str) -> &'a str {
         .unwrap_or_else(|| panic!("nothing in README.md's {language} has {mark:?}"))
 }
 
-/// Commands that are run with all of PyTorch, as it is for readers.
+/// Commands that run with the whole of PyTorch, as on a reader's machine.
 fn with_all_of_pytorch(commands: &str) -> String {
     format!("export PYTHONPATH={}\n{commands}", root().join("agent/python").display())
 }
