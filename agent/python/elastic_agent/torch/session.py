@@ -5,18 +5,16 @@
                    ▼                                    ▼
                the group is left ──▶ quiesced ──▶ the next round's place ──▶ joined: the furthest rank's state for all
 
-Rounds are in membership.py, what steps change in state.py, and what outlives the process in disk.py.
+What follows a step is in loop.py, rounds in membership.py, what steps change in state.py, and what outlives the process in
+disk.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -24,13 +22,14 @@ from torch.utils.data import DataLoader
 
 from .. import worker
 from ..batches import ElasticBatchSampler
-from . import checkpoints, draws, refusals, sessions, tree
+from . import checkpoints, draws, refusals, tree
 from .checkpoints import Folder
 from .disk import Disk
 from .evaluation import Evaluation
 from .gradients import Gradients
-from .group import Group, GroupLost
+from .group import GroupLost
 from .keeper import say
+from .loop import Elastic
 from .membership import Membership
 from .nccl import Nccl
 from .ordered import OrderedGradients
@@ -44,7 +43,7 @@ from .votes import Vote
 _LOSS_EVERY = 5.0
 
 
-class Session:
+class Session(Elastic):
     """The training of one model on a group of ranks that may change at any time.
 
     ::
@@ -111,7 +110,7 @@ class Session:
         if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
         refusals.check(model, optimizer)
-        self._replica = replica = Replica(model)
+        replica = Replica(model)
         refusals.check_group(model, replica)
         refusals.fit(sampler, model, replica, same_bits)
         folder = None
@@ -119,39 +118,23 @@ class Session:
             path = checkpoints.place_of(checkpoint_dir, name)
             folder = Folder(path, checkpoint_every, keep_checkpoints, operation_timeout, replica.word)
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
-        self._on_group, self._name = on_group, name
-        self._training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per)
+        training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per)
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.named_parameters())
-        self._disk = Disk(self._training, replica, folder, snapshot_every, operation_timeout)
+        disk = Disk(training, replica, folder, snapshot_every, operation_timeout)
         self._trained = refusals.Trained(model, optimizer, replica)
-        self._sameness = Sameness(self._training)
+        self._sameness = Sameness(training)
         nccl = Nccl(list(model.parameters()), backend)
-        self._members = Membership(self._training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
-        self._step = Step([])
+        members = Membership(training, disk, replica, nccl, (operation_timeout, loss_timeout))
+        super().__init__(training, replica, disk, members, on_group, name)
         self._loss_read = -_LOSS_EVERY
         self._first = True
         # Whether the script has left a loop before its end.
         self._left = False
 
     @property
-    def step_number(self) -> int:
-        """The number of steps that are done."""
-        return self._training.step_number
-
-    @property
     def epoch(self) -> int:
         """The epoch under way, from 0."""
         return self.sampler.epoch
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank in the round under way."""
-        return self._members.place["rank"]
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks in the round under way."""
-        return self._members.place["world_size"]
 
     def warm_up(self, loss: Callable[[], torch.Tensor]) -> None:
         """Before the `with`: computes a loss and its gradient, as a step will, while no other rank waits for this one.
@@ -171,37 +154,6 @@ class Session:
             for buffer, before in buffers:
                 buffer.copy_(before)
         self._gradients.clear()
-
-    def __enter__(self) -> Session:
-        self._which = sessions.enter(self._name)
-        self._members.departure.begin()
-        try:
-            self._members.enter_first(self._which)
-        except BaseException:
-            # SIGTERM, perhaps: the end of this process must not wait for the group.
-            self._members.leave_group()
-            raise
-        # Not when the first newcomer is to get it, or the first checkpoint is read.
-        tree.take_apart(self._training.value())
-        self._tell_group()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, RuntimeError):
-            self._replica.end_with_the_others(error)
-        try:
-            if kind is None:
-                self._finish_together()
-                if worker.available():
-                    self._which.complete(self._training.result())
-        finally:
-            self._members.leave_group()
-            self._disk.close(forget=kind is None)
-            self._gradients.remove()
-            self.sampler.batch_of = None
-            self._members.departure.end()
 
     def steps(self, loader: Any, epochs: int = 1) -> Iterator[Any]:
         """This rank's batches, until `epochs` epochs are done.
@@ -341,36 +293,6 @@ class Session:
         worker.report_progress(self.step_number, epoch=self.epoch, loss=self._newest_loss())
         return True
 
-    def aside(self) -> AbstractContextManager[None]:
-        """Around what a script does between two steps and that takes long, such as an evaluation or a test: rounds form
-        meanwhile, and no other rank takes this one for lost.
-
-        ::
-
-            with session.aside():
-                accuracy = evaluate(model)
-
-        Every rank enters it after the same step; what is done inside may be another on each. It changes nothing that a
-        step changes. At its end all ranks wait for each other.
-        """
-        return self._aside()
-
-    @contextlib.contextmanager
-    def _aside(
-        self, agree: Callable[[Group], None] | None = None, alone: Callable[[], None] | None = None
-    ) -> Iterator[None]:
-        self._close_loop()
-        if self._step.lost is None and self._step.done < len(self._step.batches):
-            raise RuntimeError("session.aside is for what is done between two steps, after session.step")
-        group, entered = self._members.group, time.monotonic()
-        with self._members.aside(agree, alone):
-            yield
-        self._step.began += time.monotonic() - entered
-        if self._members.group is not group:
-            self._gradients.clear()
-            self._step = Step([], moved=True)
-            self._tell_group()
-
     def evaluate(self, loader: DataLoader, measure: Callable[[Any], Any]) -> torch.Tensor | None:
         """The sum of what `measure` gives for each batch, over all batches of a loader: each is read by one rank. Every
         rank calls this after the same step, as with `aside`, and gets the same sum, in double precision. If the group
@@ -425,25 +347,6 @@ class Session:
         self._loss_read = time.monotonic()
         return self._step.loss.item()
 
-    def _changes(self) -> bool:
-        """After a step: enters the next group if this one changes. Returns whether it did."""
-        self._step.settled = True
-        lost, (changing, leaving) = self._step.lost, self._step.votes
-        if self._step.moved:
-            return True
-        if lost is None:
-            if leaving == 0 and changing == 0:
-                lost = self._save_together() if self._disk.due() else None
-                if lost is None:
-                    return False
-            elif leaving and (save := self._disk.save(self._members.place)):
-                # The others may be asked to leave in the next moment, and then no worker has the state.
-                save()
-            if self._members.departure.asked:
-                self._members.departure.leave()
-        self._next_group(lost)
-        return True
-
     def _close_loop(self) -> None:
         """After a `break`, which may be this rank's alone: the others hear of it where they wait for its gradient."""
         if not self._left:
@@ -461,40 +364,15 @@ class Session:
             except GroupLost as lost:
                 self._next_group(str(lost))
 
+    def _clear(self) -> None:
+        self._gradients.clear()
+
+    def _release(self) -> None:
+        self._gradients.remove()
+        self.sampler.batch_of = None
+
     def _say_ended(self) -> None:
         self._gradients.clear()
         self._gradients.sum_over(self._members.group, Vote(ended=True))
         self._gradients.finish()
         self._gradients.clear()
-
-    def _next_group(self, lost: str | None) -> None:
-        self._members.leave_group()
-        self._gradients.clear()
-        self._members.enter_next(lost)
-        self._tell_group()
-
-    def _tell_group(self) -> None:
-        if self._on_group is not None:
-            self._on_group(self)
-
-    def _save_together(self) -> str | None:
-        """Has rank 0 write a checkpoint, however long that takes. Returns why the group was lost, if it was."""
-        save = self._disk.save(self._members.place)
-        try:
-            self._replica.together(lambda: self._members.while_others_wait(save))
-        except GroupLost as lost:
-            return str(lost)
-        return None
-
-    def _finish_together(self) -> None:
-        """The last step is done on all ranks, and saved. A worker that starts later has no more to do then."""
-        self._close_loop()
-        while True:
-            try:
-                self._replica.together(self._members.meet_at_the_end)
-                why = self._save_together()
-            except GroupLost as lost:
-                why = str(lost)
-            if why is None:
-                return
-            self._next_group(why)
