@@ -5,8 +5,8 @@
                    ▼                                    ▼
                the group is left ──▶ quiesced ──▶ the next round's place ──▶ joined: the furthest rank's state for all
 
-What follows a step is in loop.py, rounds in membership.py, what steps change in state.py, and what outlives the process in
-disk.py.
+What follows a step is in loop.py, rounds are in membership.py, what steps change in state.py, and what outlives the
+process in disk.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,20 +22,17 @@ from torch.utils.data import DataLoader
 
 from .. import worker
 from ..batches import ElasticBatchSampler
-from . import checkpoints, draws, refusals, tree
-from .checkpoints import Folder
-from .disk import Disk
+from . import collectives, draws, refusals, tree
 from .evaluation import Evaluation
 from .gradients import Gradients
-from .group import GroupLost
+from .group import Group, GroupLost
 from .keeper import say
 from .loop import Elastic
-from .membership import Membership
 from .nccl import Nccl
 from .ordered import OrderedGradients
 from .replica import Replica
 from .sameness import Sameness
-from .state import Training
+from .state import State, Training, listed
 from .step import Epoch, Step, Turn
 from .votes import Vote
 
@@ -64,7 +61,11 @@ class Session(Elastic):
 
     The arguments are the same on every rank. All ranks begin with the parameters of rank 0.
 
-    - scheduler: a learning rate scheduler. It advances with each step, or with `scheduler_per="epoch"` with each epoch.
+    - optimizer: one, or several whose parameters are the model's.
+    - scheduler: a learning rate scheduler, or several. They advance with each step, or with `scheduler_per="epoch"` with
+      each epoch; a ReduceLROnPlateau by `step_scheduler`.
+    - scaler: a GradScaler, for fp16. A step that it skips counts as done.
+    - state: what else belongs to the state, such as an average of the model. The script changes it after a step.
     - on_group: called with the session in each group, before its first step, when all ranks have one state: for example
       to set a learning rate by `world_size`.
     - checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
@@ -90,11 +91,13 @@ class Session(Elastic):
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         sampler: ElasticBatchSampler,
         *,
         scheduler: Any = None,
         scheduler_per: str = "step",
+        scaler: Any = None,
+        state: State | None = None,
         on_group: Callable[[Session], None] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
@@ -107,29 +110,35 @@ class Session(Elastic):
         operation_timeout: float = 60,
         loss_timeout: float = 5,
     ) -> None:
-        if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
-            raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
-        refusals.check(model, optimizer)
+        optimizers = listed(optimizer)
+        refusals.check(model, optimizers)
         replica = Replica(model)
         refusals.check_group(model, replica)
         refusals.fit(sampler, model, replica, same_bits)
-        folder = None
-        if checkpoint_dir is not None:
-            path = checkpoints.place_of(checkpoint_dir, name)
-            folder = Folder(path, checkpoint_every, keep_checkpoints, operation_timeout, replica.word)
+        if scaler is not None and replica.mesh is not None:
+            raise ValueError("a GradScaler is for models that every rank holds as a whole: shard in bf16, without one")
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
-        training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per)
+        training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per, scaler, state)
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.named_parameters())
-        disk = Disk(training, replica, folder, snapshot_every, operation_timeout)
-        self._trained = refusals.Trained(model, optimizer, replica)
+        self._trained = refusals.Trained(model, optimizers, replica)
         self._sameness = Sameness(training)
-        nccl = Nccl(list(model.parameters()), backend)
-        members = Membership(training, disk, replica, nccl, (operation_timeout, loss_timeout))
-        super().__init__(training, replica, disk, members, on_group, name)
+        super().__init__(
+            training,
+            replica,
+            Nccl(list(model.parameters()), backend),
+            on_group=on_group,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
+            snapshot_every=snapshot_every,
+            name=name,
+            operation_timeout=operation_timeout,
+            loss_timeout=loss_timeout,
+        )
         self._loss_read = -_LOSS_EVERY
         self._first = True
-        # Whether the script has left a loop before its end.
-        self._left = False
+        # Whether the script has had a batch, or there is none for it; and whether it has left a loop before its end.
+        self._begun = self._left = False
 
     @property
     def epoch(self) -> int:
@@ -166,11 +175,13 @@ class Session(Elastic):
         if self._members.completed:
             return
         if self.sampler.epoch >= epochs:
+            self._has_no_batch()
             say(
                 f"session.steps has nothing left to do: `epochs={epochs}` counts all epochs of the training, and "
                 f"{self.sampler.epoch} are done. A loop by epochs is `for epoch in session.epochs(…)`"
             )
         self._close_loop()
+        self._settle()
         try:
             yield from self._steps_until(loader, epochs)
         except GeneratorExit:
@@ -190,6 +201,8 @@ class Session(Elastic):
                     self._gradients.clear()
                     say(f"another rank has left the loop after step {self.step_number}, and so does this one")
                     return
+                if self.sampler.epoch >= epochs and self._step.can_wait and not self._members.departure.asked:
+                    return
                 if self._changes():
                     # Batches that were read ahead are another place's.
                     break
@@ -206,6 +219,8 @@ class Session(Elastic):
                     session.backward(loss_of(model(images), labels))
                     session.step()
         """
+        if self.epoch >= count:
+            self._has_no_batch()
         while self.epoch < count and not self._members.completed:
             number = self.epoch
             try:
@@ -227,6 +242,7 @@ class Session(Elastic):
                 return
             self._training.seed_for(place)
             place += size
+            self._begun = True
             step.turn = Turn.BACKWARD
             yield batch
             if step.turn is not Turn.NEXT_BATCH:
@@ -253,7 +269,7 @@ class Session(Elastic):
             share, step.count = float(self._replica.size * (size > 0)), (step.count or 0) + count * (size > 0)
         if step.done < len(step.batches) - 1:
             self._add(loss * share)
-        else:
+        elif step.lost is None:
             self._sum_up(loss * share)
         step.turn = Turn.STEP
         if step.lost is None:
@@ -283,13 +299,12 @@ class Session(Elastic):
         if not complete:
             return False
         self._trained.check()
-        self._training.apply()
+        self._training.apply(self._step.metric)
         if self._first:
             # Optimizers have a state now.
             tree.take_apart(self._training.value())
             self._first = False
         self._gradients.clear()
-        self._disk.take_snapshot(self._members.place)
         worker.report_progress(self.step_number, epoch=self.epoch, loss=self._newest_loss())
         return True
 
@@ -312,7 +327,7 @@ class Session(Elastic):
         return found.total
 
     def _add(self, loss: torch.Tensor) -> None:
-        loss.backward()
+        self._training.scaled(loss).backward()
         self._gradients.keep(first=self.rank == 0)
 
     def _sum_up(self, loss: torch.Tensor) -> None:
@@ -323,22 +338,26 @@ class Session(Elastic):
         def summed() -> tuple[float, ...]:
             mark = self._sameness.mark(counted=counted) if group.size > 1 else 0
             changing, leaving = worker.forming() is not None, self._members.departure.asked
-            self._gradients.sum_over(group, Vote(changing, leaving, False, step.count or 0, mark))
+            vote = Vote(changing, leaving, False, step.count or 0, self._training.metric, mark)
+            self._gradients.sum_over(group, vote)
             self._add(loss)
             self._disk.copied()
             votes = self._gradients.finish()
             if not votes.ended:
                 self._sameness.compare(group, votes.marks, counted=counted, before=self._disk.may_change)
-            return votes.changing, votes.leaving, votes.ended, votes.count
+            return votes.changing, votes.leaving, votes.ended, votes.count, votes.metrics, votes.metric
 
         try:
-            changing, leaving, ended, count = self._replica.together(summed)
+            changing, leaving, ended, count, metrics, metric = self._replica.together(summed)
         except GroupLost as lost:
             step.lost = str(lost)
             return
         step.votes, step.ended = (round(changing), round(leaving)), ended > 0
+        step.metric = metric / metrics if metrics else None
         if counted:
             self._gradients.divide(count or 1)
+        if not step.ended:
+            self._training.unscale()
 
     def _newest_loss(self) -> float | None:
         """The loss of this rank's newest batch, now and then: to read it waits for the GPU."""
@@ -346,6 +365,70 @@ class Session(Elastic):
             return None
         self._loss_read = time.monotonic()
         return self._step.loss.item()
+
+    def step_scheduler(self, metric: float) -> None:
+        """For a scheduler that follows a metric (ReduceLROnPlateau): the next step begins with `scheduler.step(metric)` on
+        all ranks. Those that have evaluated the model call this, and the step tells workers that have joined meanwhile."""
+        self._training.follow(float(metric))
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of all ranks' tensors, in the order of ranks: those of the step's samples. Gradients go back to the
+        ranks that the rows are from: so a loss of all rows, which every rank computes, has the gradient of the global
+        batch. Every rank calls this once for a tensor between a batch and `backward`.
+
+        ::
+
+            images, texts = session.gather(of_images(batch)), session.gather(of_texts(batch))
+            session.backward(contrastive_loss(images, texts))
+
+        Raises RuntimeError if a rank has several batches in the step: their rows would never meet."""
+        several = len(self._step.batches) > 1 and (
+            "session.gather needs a rank's part of a step in one batch: give the sampler no micro_batch, or one of "
+            "global_batch divided by the fewest ranks"
+        )
+        # A batch that only keeps step has samples of others.
+        rows = tensor[:0] if self._step.batches == [0] else tensor
+        return self._ask(lambda group: collectives.gather(group, rows, several or ""), tensor)
+
+    def _ask_all(self, operation: Callable[[Group], Any], own: Any) -> Any:
+        step = self._step
+        if step.lost is None and step.done < len(step.batches) and len(step.batches) > 1:
+            raise RuntimeError(
+                "ranks may have different numbers of batches in a step: ask them when session.step_is_complete, or when "
+                "session.step() has returned True"
+            )
+        return self._ask(operation, own)
+
+    def _ask(self, operation: Callable[[Group], Any], own: Any) -> Any:
+        """The script does not hear of a lost peer: the step is done again, or if it is applied, the loop continues in the
+        next group. Workers that have joined since the last step are not where this one is."""
+        if self._replica.mesh is not None:
+            raise ValueError("a session of a sharded model has no sums for the script: `evaluate` gives some")
+        self._close_loop()
+        if not self._begun and not self._members.completed:
+            raise RuntimeError(
+                "ask other ranks in the loop of session.steps, or after it: a worker that joins later has what is before "
+                "it for itself"
+            )
+        step = self._step
+        if step.moved or step.lost is not None or self._members.completed:
+            return own
+        try:
+            return operation(self._members.group)
+        except GroupLost as lost:
+            step.lost, step.settled = str(lost), False
+            return own
+
+    def _has_no_batch(self) -> None:
+        """A worker that comes after the last step asks others for nothing: they are not where it is."""
+        if not self._begun:
+            self._begun, self._step = True, Step([], moved=True)
+
+    def _settle(self) -> None:
+        """Does what follows the last step of a loop, where that could wait."""
+        step = self._step
+        if step.batches and not (step.settled or step.moved or step.ended):
+            self._changes()
 
     def _close_loop(self) -> None:
         """After a `break`, which may be this rank's alone: the others hear of it where they wait for its gradient."""
@@ -366,6 +449,7 @@ class Session(Elastic):
 
     def _clear(self) -> None:
         self._gradients.clear()
+        self._training.forget_gradient()
 
     def _release(self) -> None:
         self._gradients.remove()
