@@ -39,14 +39,14 @@ class Elastic:
         replica: Replica,
         nccl: Nccl,
         *,
-        on_group: Callable[[Any], None] | None,
-        checkpoint_dir: str | os.PathLike[str] | None,
-        checkpoint_every: int,
-        keep_checkpoints: int,
-        snapshot_every: int | None,
-        name: str,
-        operation_timeout: float,
-        loss_timeout: float,
+        on_group: Callable[[Any], None] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1000,
+        keep_checkpoints: int = 2,
+        snapshot_every: int | None = None,
+        name: str = "",
+        operation_timeout: float = 60,
+        loss_timeout: float = 5,
     ) -> None:
         if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
@@ -57,7 +57,7 @@ class Elastic:
         self._training, self._replica, self._on_group, self._name = training, replica, on_group, name
         self._disk = Disk(training, replica, folder, snapshot_every, operation_timeout)
         self._members = Membership(training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
-        self._step = Step([])
+        self._step, self._is_aside = Step([]), False
 
     @property
     def step_number(self) -> int:
@@ -151,8 +151,12 @@ class Elastic:
             raise RuntimeError("`aside` is for what is done between two steps, after the end of one")
         self._disk.take_snapshot(self._members.place)
         group, entered = self._members.group, time.monotonic()
-        with self._members.aside(agree, alone):
-            yield
+        self._is_aside = True
+        try:
+            with self._members.aside(agree, alone):
+                yield
+        finally:
+            self._is_aside = False
         self._step.began += time.monotonic() - entered
         if self._members.group is not group:
             self._clear()
@@ -244,47 +248,24 @@ class Loop(Elastic):
     and leave. If a peer is lost before, the ranks that are left restore their last commit.
 
     The ranks begin with the state of rank 0. Data and random numbers are the script's: by `step_number`, `rank` and
-    `world_size`. The arguments besides the state are those of a `Session`; `on_group` may change the state.
+    `world_size`. All other arguments are as for a `Session`: `on_group`, which may change the state, `checkpoint_dir`,
+    `checkpoint_every`, `keep_checkpoints`, `snapshot_every`, `name`, `backend`, `operation_timeout` and `loss_timeout`.
     """
 
-    def __init__(
-        self,
-        state: State,
-        *,
-        on_group: Callable[[Loop], None] | None = None,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 1000,
-        keep_checkpoints: int = 2,
-        snapshot_every: int | None = None,
-        name: str = "",
-        backend: str | None = None,
-        operation_timeout: float = 60,
-        loss_timeout: float = 5,
-    ) -> None:
+    def __init__(self, state: State, *, backend: str | None = None, **settings: Any) -> None:
         models = torch.nn.ModuleList(one for one in leaves(state) if isinstance(one, torch.nn.Module))
         replica = Replica(models)
         refusals.check_group(models, replica)
         if replica.mesh is not None:
             raise ValueError("elastic.Loop is for models that every rank holds as a whole: a Session trains sharded ones")
-        super().__init__(
-            Progress(state),
-            replica,
-            Nccl(list(models.parameters()), backend),
-            on_group=on_group,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-            keep_checkpoints=keep_checkpoints,
-            snapshot_every=snapshot_every,
-            name=name,
-            operation_timeout=operation_timeout,
-            loss_timeout=loss_timeout,
-        )
+        super().__init__(Progress(state), replica, Nccl(list(models.parameters()), backend), **settings)
         self._state, self._in_step = state, False
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Around a step, which ends with a commit. If a peer is lost, the state is afterwards that of the last commit, and
+        """Around a step, which ends with a commit. If a peer is lost, the state is that of the last commit again, and
         `step_number` is as before. Raises RuntimeError if other ranks have left the loop."""
+        self._close_loop()
         self._step = step = Step([])
         self._in_step = True
         try:
@@ -312,8 +293,12 @@ class Loop(Elastic):
 
     def _ask_all(self, operation: Callable[[Group], Any], own: Any) -> Any:
         if not self._in_step:
-            raise RuntimeError("ask other ranks within `with loop.step()`: workers that join later run only that with them")
+            raise RuntimeError("ask other ranks within `with loop.step()`: workers that join later do only that, too")
         return operation(self._members.group)
+
+    def _close_loop(self) -> None:
+        if self._in_step:
+            raise RuntimeError("another step, and `aside`, are for after the end of `with loop.step()`")
 
     def _vote(self, *, ended: bool = False) -> Votes:
         group = self._members.group

@@ -56,6 +56,9 @@ class Session(Elastic):
     exactly one step of an epoch, on exactly one rank; and a step's gradient is the mean over its global batch.
     docs/pytorch-sessions.md has all promises. Without an agent it trains alone.
 
+    In the loop and after it, all ranks may call `mean`, `all_reduce`, `gather` and `agree`. If a peer is lost, each rank
+    gets what it gave, and a step that is not applied yet is done again.
+
     A model that `fully_shard` divides over `elastic_agent.torch.node_mesh()` has a replica on each node. A rank is then a
     node: its workers live and die together. Buffers (such as BatchNorm's statistics) are each rank's own.
 
@@ -367,8 +370,8 @@ class Session(Elastic):
         return self._step.loss.item()
 
     def step_scheduler(self, metric: float) -> None:
-        """For a scheduler that follows a metric (ReduceLROnPlateau): the next step begins with `scheduler.step(metric)` on
-        all ranks. Those that have evaluated the model call this, and the step tells workers that have joined meanwhile."""
+        """For a scheduler that follows a metric (ReduceLROnPlateau): the next step begins with `scheduler.step(metric)`
+        on all ranks. Those that have evaluated the model call this. Workers that have joined meanwhile follow it, too."""
         self._training.follow(float(metric))
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -400,15 +403,15 @@ class Session(Elastic):
         return self._ask(operation, own)
 
     def _ask(self, operation: Callable[[Group], Any], own: Any) -> Any:
-        """The script does not hear of a lost peer: the step is done again, or if it is applied, the loop continues in the
+        """A lost peer is not the script's matter: the step is done again, or if it is applied, the loop continues in the
         next group. Workers that have joined since the last step are not where this one is."""
         if self._replica.mesh is not None:
             raise ValueError("a session of a sharded model has no sums for the script: `evaluate` gives some")
         self._close_loop()
-        if not self._begun and not self._members.completed:
+        if self._is_aside or not (self._begun or self._members.completed):
             raise RuntimeError(
-                "ask other ranks in the loop of session.steps, or after it: a worker that joins later has what is before "
-                "it for itself"
+                "ask other ranks in the loop of session.steps or after it, and not in session.aside: workers that join "
+                "later do only that, too"
             )
         step = self._step
         if step.moved or step.lost is not None or self._members.completed:
