@@ -16,6 +16,7 @@ import elastic_agent.torch as elastic
 import ranks
 from elastic_agent import worker
 from elastic_agent.torch.group import GroupLost
+from elastic_agent.torch.state import Training
 
 SAMPLES, BATCH, EPOCHS = 24, 8, 4
 loss_of = torch.nn.functional.mse_loss
@@ -113,18 +114,22 @@ def everything(agent, number, joins, folder):
 
     with elastic.Session(it.model, it.optimizers, sampler, checkpoint_dir=folder, **more) as session:
         for epoch in session.epochs(EPOCHS):
-            for some, wanted in epoch.batches(loader):
-                last = session.step_number == SAMPLES // BATCH - 1 and joins == "at its end"
-                worker.forming = lambda: 1 if last else None
-                session.backward(loss_of(it.model(some), wanted))
-                session.clip(1.0)
-                loses(7)
-                if session.step():
-                    it.ema.update_parameters(it.model)
-                    state.seen += 1
-                    assert session.step_number != 9 or session.mean(number) == 0.5
-                    loses(10)
-                worker.forming = lambda: None
+            while session.epoch == epoch.number:
+                for some, wanted in epoch.batches(loader):
+                    last = session.step_number == SAMPLES // BATCH - 1 and joins == "at its end"
+                    worker.forming = lambda: 1 if last else None
+                    if session.step_number == 11 and number == 0 and 11 not in lost:
+                        lost.add(11)
+                        break
+                    session.backward(loss_of(it.model(some), wanted))
+                    session.clip(1.0)
+                    loses(7)
+                    if session.step():
+                        it.ema.update_parameters(it.model)
+                        state.seen += 1
+                        assert session.step_number != 9 or session.mean(number) == 0.5
+                        loses(10)
+                    worker.forming = lambda: None
             assert (session.world_size == 1) is (epoch.number == 0)
             with session.aside():
                 ranks.refused("not in session.aside", lambda: session.mean(1), RuntimeError)
@@ -258,6 +263,12 @@ def refusals():
     sampler = elastic.ElasticBatchSampler(8, 4)
     session = elastic.Session(model, optimizer, sampler)
     ranks.refused("ReduceLROnPlateau", lambda: session.step_scheduler(1.0))
+    # If all ranks that have evaluated are lost before the next step.
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    first, second = (Training(model, optimizer, sampler, plateau) for _ in range(2))
+    first.follow(2.0)
+    second.load(first.value())
+    assert second.metric == 2.0
 
 
 if __name__ == "__main__":

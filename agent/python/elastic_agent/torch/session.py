@@ -201,7 +201,7 @@ class Session(Elastic):
             while self.sampler.epoch == epoch:
                 yield from self._batches_of_a_step(loader, batches)
                 if self._step.ended:
-                    self._gradients.clear()
+                    self._clear()
                     say(f"another rank has left the loop after step {self.step_number}, and so does this one")
                     return
                 if self.sampler.epoch >= epochs and self._step.can_wait and not self._members.departure.asked:
@@ -359,8 +359,7 @@ class Session(Elastic):
         step.metric = metric / metrics if metrics else None
         if counted:
             self._gradients.divide(count or 1)
-        if not step.ended:
-            self._training.unscale()
+        self._training.unscale()
 
     def _newest_loss(self) -> float | None:
         """The loss of this rank's newest batch, now and then: to read it waits for the GPU."""
