@@ -123,6 +123,8 @@ def everything(agent, number, joins, folder):
                         break
                     session.backward(loss_of(it.model(some), wanted))
                     session.clip(1.0)
+                    # The other has left the loop: this rank asks no one.
+                    assert not session._step.ended or session.mean(number) == number == 1
                     loses(7)
                     if session.step():
                         it.ema.update_parameters(it.model)

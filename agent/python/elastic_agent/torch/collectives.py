@@ -23,10 +23,10 @@ def total(group: Group, tensor: torch.Tensor) -> torch.Tensor:
 
 def mean(group: Group, value: Any, count: float) -> Any:
     """The mean over the ranks, each of which counts as `count`: of numbers a number, of tensors a tensor."""
-    own = torch.as_tensor(value).detach()
-    sums = total(group, torch.cat([own.reshape(-1).double() * count, own.new_full((1,), count, dtype=torch.float64)]))
-    found = sums[:-1] / sums[-1]
-    return found.view(own.shape) if isinstance(value, torch.Tensor) else float(found)
+    own = torch.as_tensor(value, dtype=torch.float64)
+    sums = total(group, torch.cat([own.reshape(-1) * count, own.new_full((1,), count)]))
+    found = (sums[:-1] / sums[-1]).view(own.shape)
+    return found if isinstance(value, torch.Tensor) else float(found)
 
 
 def of_rank_0(group: Group, value: Any) -> Any:

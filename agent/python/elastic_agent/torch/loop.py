@@ -107,7 +107,8 @@ class Elastic:
     def mean(self, value: Any, count: float = 1) -> Any:
         """The mean of all ranks' values: of numbers a number, of tensors a tensor in double precision. count: how much
         this rank's value counts, such as the number of its samples. Every rank calls this at the same place."""
-        return self._ask_all(lambda group: collectives.mean(group, value, count), value)
+        own = value.detach().double() if isinstance(value, torch.Tensor) else float(value)
+        return self._ask_all(lambda group: collectives.mean(group, own, count), own)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' tensors, which have one shape. It has no gradient. Every rank calls this at the same

@@ -202,6 +202,7 @@ class Session(Elastic):
                 yield from self._batches_of_a_step(loader, batches)
                 if self._step.ended:
                     self._clear()
+                    self._step = Step([])
                     say(f"another rank has left the loop after step {self.step_number}, and so does this one")
                     return
                 if self.sampler.epoch >= epochs and self._step.can_wait and not self._members.departure.asked:
@@ -413,7 +414,7 @@ class Session(Elastic):
                 "later do only that, too"
             )
         step = self._step
-        if step.moved or step.lost is not None or self._members.completed:
+        if step.moved or step.ended or step.lost is not None or self._members.completed:
             return own
         try:
             return operation(self._members.group)
@@ -429,7 +430,7 @@ class Session(Elastic):
     def _settle(self) -> None:
         """Does what follows the last step of a loop, where that could wait."""
         step = self._step
-        if step.batches and not (step.settled or step.moved or step.ended):
+        if step.batches and not (step.settled or step.moved):
             self._changes()
 
     def _close_loop(self) -> None:
