@@ -190,8 +190,8 @@ def rows_of(step, rank, size):
 
 
 def own_loop(agent, number):
-    """Rank 1 joins after two steps. A peer is lost in the third one, twice, when only one rank has committed the sixth, and
-    in the seventh."""
+    """Rank 1 joins after two steps. A peer is lost twice in the third one, when only one rank has committed the sixth,
+    and in the seventh."""
     joins_later(agent, number)
     pair, fails, late = Pair(number), [2, 2, 6, None], [5] * number
     state = elastic.State(models=pair.models, optimizers=pair.optimizers, losses=[])

@@ -1,5 +1,5 @@
-"""Trains two models in a loop of its own, and tells each step. It ends with the step that the test names, and compares the
-models with those of one process."""
+"""Trains two models in a loop of its own, and tells each step. It ends with the step that the test names, and compares
+the models with those of one process."""
 
 import os
 import time
