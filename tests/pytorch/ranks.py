@@ -44,11 +44,11 @@ def alone():
     os.environ["WORLD_SIZE"], worker.available = "1", lambda: False
 
 
-def refused(complaint, call):
+def refused(complaint, call, kind=ValueError):
     """Sees that a call is refused with this complaint."""
     try:
         call()
-    except ValueError as error:
+    except kind as error:
         assert complaint in str(error), error
     else:
         raise AssertionError(f"{complaint!r} was not refused")

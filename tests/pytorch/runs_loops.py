@@ -317,11 +317,11 @@ def keeps_types():
         model = torch.nn.Linear(4, 2, dtype=torch.bfloat16)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         trainings.append(Training(model, optimizer, elastic.ElasticBatchSampler(SAMPLES, BATCH)))
-    optimizer = trainings[0].optimizer
+    optimizer = trainings[0].optimizers[0]
     for one in optimizer.param_groups[0]["params"]:
         optimizer.state[one]["momentum_buffer"] = torch.rand(one.shape)
     trainings[1].load(tree.put_together(*tree.take_apart(trainings[0].value())))
-    here, there = (one.optimizer.state_dict()["state"] for one in trainings)
+    here, there = (one.optimizers[0].state_dict()["state"] for one in trainings)
     for number in (0, 1):
         assert torch.equal(here[number]["momentum_buffer"], there[number]["momentum_buffer"])
 

@@ -1,14 +1,15 @@
 """Trains a small network in a Session, and tells which samples each step used. It ends with the epoch that the test
 names, and writes checkpoints if the test has made a folder for them. With the word `stateful` it reads by torchdata's
 StatefulDataLoader, where that is installed, in processes that read ahead; with `shards`, from shards that it can only
-read from their beginnings. With `rank-batch` steps have a size for each rank. With `sharded` each node's
-workers hold one replica together."""
+read from their beginnings, by two optimizers and with an average of the model. With `rank-batch` steps have a size for
+each rank. With `sharded` each node's workers hold one replica together."""
 
 import os
 import sys
 import time
 
 import torch
+import torch.optim.swa_utils
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastic_agent
@@ -48,7 +49,11 @@ if "shards" in sys.argv[1:]:
     shards = [range(at, end) for at, end in zip(first, [*first[1:], SAMPLES])]
     samples = dataset
     dataset = elastic.Shards(shards, [len(shard) for shard in shards], lambda shard: (samples[at] for at in shard))
-scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+optimizers, averages = [optimizer], []
+if "shards" in sys.argv[1:]:
+    optimizers = [torch.optim.AdamW(model[0].parameters(), lr=1e-3), torch.optim.SGD(model[2].parameters(), 0.1, 0.9)]
+    averages = [torch.optim.swa_utils.AveragedModel(model)]
+schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.999) for one in optimizers]
 of_step = {"rank_batch": 15} if "rank-batch" in sys.argv[1:] else {"global_batch": 30}
 sampler = elastic.ElasticBatchSampler(dataset, **of_step, micro_batch=12, seed=7)
 if "stateful" in sys.argv[1:]:
@@ -92,9 +97,10 @@ while harness.is_set(f"late-{harness.NODE}"):
     time.sleep(0.01)
 session = elastic.Session(
     model,
-    optimizer,
+    optimizers,
     sampler,
-    scheduler=scheduler,
+    scheduler=schedulers,
+    state=elastic.State(averages=averages),
     on_group=follow_the_group,
     checkpoint_dir=folder if folder.is_dir() else None,
     checkpoint_every=10,
@@ -111,10 +117,13 @@ with session:
                 session._members.group.cut()
             session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
             if session.step():
+                for average in averages:
+                    average.update_parameters(model)
                 harness.trace("applied", step=step, pid=os.getpid(), at=time.monotonic())
                 if harness.is_set(f"aside-{harness.NODE}"):
                     assert session.evaluate(DataLoader(range(10), batch_size=4), wait) == 45
             if not harness.is_set("epochs"):
                 time.sleep(0.05)
-    tell("end", session.step_number, sum=sum(float(whole(one).abs().sum()) for one in model.parameters()))
+    numbers = [one for trained in (model, *averages) for one in trained.parameters()]
+    tell("end", session.step_number, sum=sum(float(whole(one).abs().sum()) for one in numbers))
 harness.exit_now()

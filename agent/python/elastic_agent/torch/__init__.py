@@ -4,8 +4,20 @@ their peers, and what all have lost from the agent's memory. Importing this impo
 from ..batches import ElasticBatchSampler
 from ..shards import Shards
 from .furthest import share_furthest
+from .loop import Loop
 from .replica import node_mesh
 from .session import Session
 from .snapshots import Resumed, Snapshots
+from .state import State
 
-__all__ = ["ElasticBatchSampler", "Resumed", "Session", "Shards", "Snapshots", "node_mesh", "share_furthest"]
+__all__ = [
+    "ElasticBatchSampler",
+    "Loop",
+    "Resumed",
+    "Session",
+    "Shards",
+    "Snapshots",
+    "State",
+    "node_mesh",
+    "share_furthest",
+]

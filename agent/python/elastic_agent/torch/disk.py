@@ -12,15 +12,14 @@ from . import checkpoints, tree
 from .checkpoints import Folder
 from .keeper import Keeper, say
 from .replica import Replica
-from .snapshots import fingerprint
-from .state import Training
+from .state import Progress
 
 
 class Disk:
     """The snapshots and checkpoints of a session on one rank."""
 
     def __init__(
-        self, training: Training, replica: Replica, folder: Folder | None, snapshot_every: int | None, timeout: float
+        self, training: Progress, replica: Replica, folder: Folder | None, snapshot_every: int | None, timeout: float
     ) -> None:
         """folder: for checkpoints. snapshot_every: steps from one snapshot to the next. None: there are none.
         timeout: seconds to wait for what is being copied or written."""
@@ -36,12 +35,12 @@ class Disk:
         mesh = self._replica.mesh
         if self.snapshot_every is None or (worker.local_rank() != 0 and mesh is None):
             return False
-        facts = {"session": [fingerprint(self._training.model), self._training.sampler.facts()]}
+        facts = self._training.facts()
         if mesh is not None:
             facts["part"] = [worker.local_rank(), self._replica.size]
         self._keeper = Keeper(
             facts,
-            optimizers=[self._training.optimizer],
+            optimizers=self._training.optimizers,
             folder=self._folder,
             every=self.snapshot_every,
             sharded=mesh is not None,

@@ -13,7 +13,7 @@ from .votes import Vote, Votes, room
 
 # As PyTorch's DistributedDataParallel has them. The first bucket is small, so that sums begin early.
 _FIRST_BUCKET = 1 << 20
-_BUCKET = 25 << 20
+BUCKET = 25 << 20
 
 
 class _Bucket:
@@ -77,7 +77,7 @@ class Gradients:
     """The gradients of a model, and their sum over a group. Those of a sharded model's part are summed after the backward
     pass: a sum that fails must not end a pass that the node's other ranks wait for."""
 
-    def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]], bucket_bytes: int = _BUCKET) -> None:
+    def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]], bucket_bytes: int = BUCKET) -> None:
         """named: a model's parameters with their names."""
         self._names = {parameter: name for name, parameter in named if parameter.requires_grad}
         trained = list(self._names)

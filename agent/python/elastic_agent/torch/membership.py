@@ -28,7 +28,7 @@ from .keeper import say
 from .nccl import Nccl
 from .operations import Errand
 from .replica import Replica
-from .state import Training
+from .state import Progress
 
 # The agent passes on the one that it gets. SIGTERM is the usual one, and its own.
 _LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -132,7 +132,7 @@ class Membership:
     """This worker among the ranks of the job."""
 
     def __init__(
-        self, training: Training, disk: Disk, replica: Replica, nccl: Nccl, timeouts: tuple[float, float]
+        self, training: Progress, disk: Disk, replica: Replica, nccl: Nccl, timeouts: tuple[float, float]
     ) -> None:
         """timeouts: seconds for an operation between ranks, and to wait for a round after a group is broken."""
         self._training, self._disk, self._replica, self._nccl = training, disk, replica, nccl
@@ -283,7 +283,7 @@ class Membership:
         if self.departure.phase is Phase.BETWEEN:
             self.departure.phase = Phase.IN_GROUP
         self.place = place
-        self._training.sampler.set_place(place["rank"], place["world_size"])
+        self._training.set_place(place["rank"], place["world_size"])
         found: list[Any] = []
         while not found:
             self.group = Group(self._replica.peers(place))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -13,9 +13,9 @@ from .replica import Replica, has_foreign_group
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
-def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def check(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Raises ValueError for what no session trains."""
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
         raise ValueError("LBFGS computes a loss several times in a step: a session computes it once, for all ranks")
     for name, one in model.named_parameters():
         if one.is_complex() and one.requires_grad:
@@ -76,9 +76,9 @@ def check_group(model: torch.nn.Module, replica: Replica) -> None:
 class Trained:
     """The parameters that a session trains. They have to stay the same as long as it does."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, replica: Replica) -> None:
-        """Raises ValueError if the optimizer changes others."""
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], replica: Replica) -> None:
+        """Raises ValueError if an optimizer changes others."""
+        self._model, self._optimizers = model, optimizers
         # With these objects their ids stay theirs.
         self._begun = {one: (name, one.requires_grad) for name, one in model.named_parameters()}
         self._trained = {one for one in self._begun if one.requires_grad}
@@ -110,7 +110,7 @@ class Trained:
 
     def _refuse_others(self) -> None:
         """Each rank would change them in another way."""
-        for group in self._optimizer.param_groups:
+        for group in (group for one in self._optimizers for group in one.param_groups):
             for parameter in group["params"]:
                 if parameter.requires_grad and parameter not in self._trained:
                     raise ValueError(

@@ -29,7 +29,7 @@ _LOST = (
 )
 
 # The most numbers that an operation between peers returns.
-_NUMBERS = 4
+_NUMBERS = 6
 
 _mesh: Any = None
 

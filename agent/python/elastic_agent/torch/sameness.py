@@ -120,7 +120,8 @@ class Sameness:
 
     def _facts(self, counted: bool) -> dict[str, Any]:
         """What is not a tensor, and has to be equal: of the optimizer one group in each step."""
-        sampler, groups = self._training.sampler, self._training.optimizer.param_groups
+        sampler = self._training.sampler
+        groups = [group for one in self._training.optimizers for group in one.param_groups]
         number = self._training.step_number % len(groups)
         facts = {"the step": self._training.step_number, "the epoch": sampler.epoch, "the position": sampler.position}
         facts |= {"the number of the optimizer's groups": len(groups), "whether `backward` gets a count": counted}
@@ -131,12 +132,12 @@ class Sameness:
 
     def _slices(self) -> Iterator[_Slice]:
         """The part of this step."""
-        states = self._training.optimizer.state
         for number, first, end in self._parts[self._training.step_number % len(self._parts)]:
             name, parameter = self._parameters[number]
             part = part_of(parameter)
             yield _Slice(f"the parameter {name!r}", part, first, end)
-            state = states.get(parameter, {})
+            states = (one.state[parameter] for one in self._training.optimizers if parameter in one.state)
+            state = next(states, {})
             for key in sorted(key for key, value in state.items() if isinstance(value, torch.Tensor)):
                 one = part_of(state[key])
                 if one.numel() == part.numel():

@@ -5,18 +5,16 @@
                    ▼                                    ▼
                the group is left ──▶ quiesced ──▶ the next round's place ──▶ joined: the furthest rank's state for all
 
-Rounds are in membership.py, what steps change in state.py, and what outlives the process in disk.py.
+What follows a step is in loop.py, rounds are in membership.py, what steps change in state.py, and what outlives the
+process in disk.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,19 +22,17 @@ from torch.utils.data import DataLoader
 
 from .. import worker
 from ..batches import ElasticBatchSampler
-from . import checkpoints, draws, refusals, sessions, tree
-from .checkpoints import Folder
-from .disk import Disk
+from . import collectives, draws, refusals, tree
 from .evaluation import Evaluation
 from .gradients import Gradients
 from .group import Group, GroupLost
 from .keeper import say
-from .membership import Membership
+from .loop import Elastic
 from .nccl import Nccl
 from .ordered import OrderedGradients
 from .replica import Replica
 from .sameness import Sameness
-from .state import Training
+from .state import State, Training, listed
 from .step import Epoch, Step, Turn
 from .votes import Vote
 
@@ -44,7 +40,7 @@ from .votes import Vote
 _LOSS_EVERY = 5.0
 
 
-class Session:
+class Session(Elastic):
     """The training of one model on a group of ranks that may change at any time.
 
     ::
@@ -60,12 +56,19 @@ class Session:
     exactly one step of an epoch, on exactly one rank; and a step's gradient is the mean over its global batch.
     docs/pytorch-sessions.md has all promises. Without an agent it trains alone.
 
+    In the loop and after it, all ranks may call `mean`, `all_reduce`, `gather` and `agree`. If a peer is lost, each rank
+    gets what it gave, and a step that is not applied yet is done again.
+
     A model that `fully_shard` divides over `elastic_agent.torch.node_mesh()` has a replica on each node. A rank is then a
     node: its workers live and die together. Buffers (such as BatchNorm's statistics) are each rank's own.
 
     The arguments are the same on every rank. All ranks begin with the parameters of rank 0.
 
-    - scheduler: a learning rate scheduler. It advances with each step, or with `scheduler_per="epoch"` with each epoch.
+    - optimizer: one, or several whose parameters are the model's.
+    - scheduler: a learning rate scheduler, or several. They advance with each step, or with `scheduler_per="epoch"` with
+      each epoch; a ReduceLROnPlateau by `step_scheduler`.
+    - scaler: a GradScaler, for fp16. A step that it skips counts as done.
+    - state: what else belongs to the state, such as an average of the model. The script changes it after a step.
     - on_group: called with the session in each group, before its first step, when all ranks have one state: for example
       to set a learning rate by `world_size`.
     - checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
@@ -91,11 +94,13 @@ class Session:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         sampler: ElasticBatchSampler,
         *,
         scheduler: Any = None,
         scheduler_per: str = "step",
+        scaler: Any = None,
+        state: State | None = None,
         on_group: Callable[[Session], None] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
@@ -108,50 +113,40 @@ class Session:
         operation_timeout: float = 60,
         loss_timeout: float = 5,
     ) -> None:
-        if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
-            raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
-        refusals.check(model, optimizer)
-        self._replica = replica = Replica(model)
+        optimizers = listed(optimizer)
+        refusals.check(model, optimizers)
+        replica = Replica(model)
         refusals.check_group(model, replica)
         refusals.fit(sampler, model, replica, same_bits)
-        folder = None
-        if checkpoint_dir is not None:
-            path = checkpoints.place_of(checkpoint_dir, name)
-            folder = Folder(path, checkpoint_every, keep_checkpoints, operation_timeout, replica.word)
+        if scaler is not None and replica.mesh is not None:
+            raise ValueError("a GradScaler is for models that every rank holds as a whole: shard in bf16, without one")
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
-        self._on_group, self._name = on_group, name
-        self._training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per)
+        training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per, scaler, state)
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.named_parameters())
-        self._disk = Disk(self._training, replica, folder, snapshot_every, operation_timeout)
-        self._trained = refusals.Trained(model, optimizer, replica)
-        self._sameness = Sameness(self._training)
-        nccl = Nccl(list(model.parameters()), backend)
-        self._members = Membership(self._training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
-        self._step = Step([])
+        self._trained = refusals.Trained(model, optimizers, replica)
+        self._sameness = Sameness(training)
+        super().__init__(
+            training,
+            replica,
+            Nccl(list(model.parameters()), backend),
+            on_group=on_group,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
+            snapshot_every=snapshot_every,
+            name=name,
+            operation_timeout=operation_timeout,
+            loss_timeout=loss_timeout,
+        )
         self._loss_read = -_LOSS_EVERY
         self._first = True
-        # Whether the script has left a loop before its end.
-        self._left = False
-
-    @property
-    def step_number(self) -> int:
-        """The number of steps that are done."""
-        return self._training.step_number
+        # Whether the script has had a batch, or there is none for it; and whether it has left a loop before its end.
+        self._begun = self._left = False
 
     @property
     def epoch(self) -> int:
         """The epoch under way, from 0."""
         return self.sampler.epoch
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank in the round under way."""
-        return self._members.place["rank"]
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks in the round under way."""
-        return self._members.place["world_size"]
 
     def warm_up(self, loss: Callable[[], torch.Tensor]) -> None:
         """Before the `with`: computes a loss and its gradient, as a step will, while no other rank waits for this one.
@@ -172,37 +167,6 @@ class Session:
                 buffer.copy_(before)
         self._gradients.clear()
 
-    def __enter__(self) -> Session:
-        self._which = sessions.enter(self._name)
-        self._members.departure.begin()
-        try:
-            self._members.enter_first(self._which)
-        except BaseException:
-            # SIGTERM, perhaps: the end of this process must not wait for the group.
-            self._members.leave_group()
-            raise
-        # Not when the first newcomer is to get it, or the first checkpoint is read.
-        tree.take_apart(self._training.value())
-        self._tell_group()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, RuntimeError):
-            self._replica.end_with_the_others(error)
-        try:
-            if kind is None:
-                self._finish_together()
-                if worker.available():
-                    self._which.complete(self._training.result())
-        finally:
-            self._members.leave_group()
-            self._disk.close(forget=kind is None)
-            self._gradients.remove()
-            self.sampler.batch_of = None
-            self._members.departure.end()
-
     def steps(self, loader: Any, epochs: int = 1) -> Iterator[Any]:
         """This rank's batches, until `epochs` epochs are done.
 
@@ -214,11 +178,13 @@ class Session:
         if self._members.completed:
             return
         if self.sampler.epoch >= epochs:
+            self._has_no_batch()
             say(
                 f"session.steps has nothing left to do: `epochs={epochs}` counts all epochs of the training, and "
                 f"{self.sampler.epoch} are done. A loop by epochs is `for epoch in session.epochs(…)`"
             )
         self._close_loop()
+        self._settle()
         try:
             yield from self._steps_until(loader, epochs)
         except GeneratorExit:
@@ -235,8 +201,11 @@ class Session:
             while self.sampler.epoch == epoch:
                 yield from self._batches_of_a_step(loader, batches)
                 if self._step.ended:
-                    self._gradients.clear()
+                    self._clear()
+                    self._step = Step([])
                     say(f"another rank has left the loop after step {self.step_number}, and so does this one")
+                    return
+                if self.sampler.epoch >= epochs and self._step.can_wait and not self._members.departure.asked:
                     return
                 if self._changes():
                     # Batches that were read ahead are another place's.
@@ -254,6 +223,8 @@ class Session:
                     session.backward(loss_of(model(images), labels))
                     session.step()
         """
+        if self.epoch >= count:
+            self._has_no_batch()
         while self.epoch < count and not self._members.completed:
             number = self.epoch
             try:
@@ -275,6 +246,7 @@ class Session:
                 return
             self._training.seed_for(place)
             place += size
+            self._begun = True
             step.turn = Turn.BACKWARD
             yield batch
             if step.turn is not Turn.NEXT_BATCH:
@@ -301,7 +273,7 @@ class Session:
             share, step.count = float(self._replica.size * (size > 0)), (step.count or 0) + count * (size > 0)
         if step.done < len(step.batches) - 1:
             self._add(loss * share)
-        else:
+        elif step.lost is None:
             self._sum_up(loss * share)
         step.turn = Turn.STEP
         if step.lost is None:
@@ -331,45 +303,14 @@ class Session:
         if not complete:
             return False
         self._trained.check()
-        self._training.apply()
+        self._training.apply(self._step.metric)
         if self._first:
             # Optimizers have a state now.
             tree.take_apart(self._training.value())
             self._first = False
         self._gradients.clear()
-        self._disk.take_snapshot(self._members.place)
         worker.report_progress(self.step_number, epoch=self.epoch, loss=self._newest_loss())
         return True
-
-    def aside(self) -> AbstractContextManager[None]:
-        """Around what a script does between two steps and that takes long, such as an evaluation or a test: rounds form
-        meanwhile, and no other rank takes this one for lost.
-
-        ::
-
-            with session.aside():
-                accuracy = evaluate(model)
-
-        Every rank enters it after the same step; what is done inside may be another on each. It changes nothing that a
-        step changes. At its end all ranks wait for each other.
-        """
-        return self._aside()
-
-    @contextlib.contextmanager
-    def _aside(
-        self, agree: Callable[[Group], None] | None = None, alone: Callable[[], None] | None = None
-    ) -> Iterator[None]:
-        self._close_loop()
-        if self._step.lost is None and self._step.done < len(self._step.batches):
-            raise RuntimeError("session.aside is for what is done between two steps, after session.step")
-        group, entered = self._members.group, time.monotonic()
-        with self._members.aside(agree, alone):
-            yield
-        self._step.began += time.monotonic() - entered
-        if self._members.group is not group:
-            self._gradients.clear()
-            self._step = Step([], moved=True)
-            self._tell_group()
 
     def evaluate(self, loader: DataLoader, measure: Callable[[Any], Any]) -> torch.Tensor | None:
         """The sum of what `measure` gives for each batch, over all batches of a loader: each is read by one rank. Every
@@ -390,7 +331,7 @@ class Session:
         return found.total
 
     def _add(self, loss: torch.Tensor) -> None:
-        loss.backward()
+        self._training.scaled(loss).backward()
         self._gradients.keep(first=self.rank == 0)
 
     def _sum_up(self, loss: torch.Tensor) -> None:
@@ -401,22 +342,25 @@ class Session:
         def summed() -> tuple[float, ...]:
             mark = self._sameness.mark(counted=counted) if group.size > 1 else 0
             changing, leaving = worker.forming() is not None, self._members.departure.asked
-            self._gradients.sum_over(group, Vote(changing, leaving, False, step.count or 0, mark))
+            vote = Vote(changing, leaving, False, step.count or 0, self._training.metric, mark)
+            self._gradients.sum_over(group, vote)
             self._add(loss)
             self._disk.copied()
             votes = self._gradients.finish()
             if not votes.ended:
                 self._sameness.compare(group, votes.marks, counted=counted, before=self._disk.may_change)
-            return votes.changing, votes.leaving, votes.ended, votes.count
+            return votes.changing, votes.leaving, votes.ended, votes.count, votes.metrics, votes.metric
 
         try:
-            changing, leaving, ended, count = self._replica.together(summed)
+            changing, leaving, ended, count, metrics, metric = self._replica.together(summed)
         except GroupLost as lost:
             step.lost = str(lost)
             return
         step.votes, step.ended = (round(changing), round(leaving)), ended > 0
+        step.metric = metric / metrics if metrics else None
         if counted:
             self._gradients.divide(count or 1)
+        self._training.unscale()
 
     def _newest_loss(self) -> float | None:
         """The loss of this rank's newest batch, now and then: to read it waits for the GPU."""
@@ -425,24 +369,69 @@ class Session:
         self._loss_read = time.monotonic()
         return self._step.loss.item()
 
-    def _changes(self) -> bool:
-        """After a step: enters the next group if this one changes. Returns whether it did."""
-        self._step.settled = True
-        lost, (changing, leaving) = self._step.lost, self._step.votes
-        if self._step.moved:
-            return True
-        if lost is None:
-            if leaving == 0 and changing == 0:
-                lost = self._save_together() if self._disk.due() else None
-                if lost is None:
-                    return False
-            elif leaving and (save := self._disk.save(self._members.place)):
-                # The others may be asked to leave in the next moment, and then no worker has the state.
-                save()
-            if self._members.departure.asked:
-                self._members.departure.leave()
-        self._next_group(lost)
-        return True
+    def step_scheduler(self, metric: float) -> None:
+        """For a scheduler that follows a metric (ReduceLROnPlateau): the next step begins with `scheduler.step(metric)`
+        on all ranks. Those that have evaluated the model call this. Workers that have joined meanwhile follow it, too."""
+        self._training.follow(float(metric))
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of all ranks' tensors, in the order of ranks: those of the step's samples. Gradients go back to the
+        ranks that the rows are from: so a loss of all rows, which every rank computes, has the gradient of the global
+        batch. Every rank calls this once for a tensor between a batch and `backward`.
+
+        ::
+
+            images, texts = session.gather(of_images(batch)), session.gather(of_texts(batch))
+            session.backward(contrastive_loss(images, texts))
+
+        Raises RuntimeError if a rank has several batches in the step: their rows would never meet."""
+        several = len(self._step.batches) > 1 and (
+            "session.gather needs a rank's part of a step in one batch: give the sampler no micro_batch, or one of "
+            "global_batch divided by the fewest ranks"
+        )
+        # A batch that only keeps step has samples of others.
+        rows = tensor[:0] if self._step.batches == [0] else tensor
+        return self._ask(lambda group: collectives.gather(group, rows, several or ""), tensor)
+
+    def _ask_all(self, operation: Callable[[Group], Any], own: Any) -> Any:
+        step = self._step
+        if step.lost is None and step.done < len(step.batches) and len(step.batches) > 1:
+            raise RuntimeError(
+                "ranks may have different numbers of batches in a step: ask them when session.step_is_complete, or when "
+                "session.step() has returned True"
+            )
+        return self._ask(operation, own)
+
+    def _ask(self, operation: Callable[[Group], Any], own: Any) -> Any:
+        """A lost peer is not the script's matter: the step is done again, or if it is applied, the loop continues in the
+        next group. Workers that have joined since the last step are not where this one is."""
+        if self._replica.mesh is not None:
+            raise ValueError("a session of a sharded model has no sums for the script: `evaluate` gives some")
+        self._close_loop()
+        if self._is_aside or not (self._begun or self._members.completed):
+            raise RuntimeError(
+                "ask other ranks in the loop of session.steps or after it, and not in session.aside: workers that join "
+                "later do only that, too"
+            )
+        step = self._step
+        if step.moved or step.ended or step.lost is not None or self._members.completed:
+            return own
+        try:
+            return operation(self._members.group)
+        except GroupLost as lost:
+            step.lost, step.settled = str(lost), False
+            return own
+
+    def _has_no_batch(self) -> None:
+        """A worker that comes after the last step asks others for nothing: they are not where it is."""
+        if not self._begun:
+            self._begun, self._step = True, Step([], moved=True)
+
+    def _settle(self) -> None:
+        """Does what follows the last step of a loop, where that could wait."""
+        step = self._step
+        if step.batches and not (step.settled or step.moved):
+            self._changes()
 
     def _close_loop(self) -> None:
         """After a `break`, which may be this rank's alone: the others hear of it where they wait for its gradient."""
@@ -461,40 +450,16 @@ class Session:
             except GroupLost as lost:
                 self._next_group(str(lost))
 
+    def _clear(self) -> None:
+        self._gradients.clear()
+        self._training.forget_gradient()
+
+    def _release(self) -> None:
+        self._gradients.remove()
+        self.sampler.batch_of = None
+
     def _say_ended(self) -> None:
         self._gradients.clear()
         self._gradients.sum_over(self._members.group, Vote(ended=True))
         self._gradients.finish()
         self._gradients.clear()
-
-    def _next_group(self, lost: str | None) -> None:
-        self._members.leave_group()
-        self._gradients.clear()
-        self._members.enter_next(lost)
-        self._tell_group()
-
-    def _tell_group(self) -> None:
-        if self._on_group is not None:
-            self._on_group(self)
-
-    def _save_together(self) -> str | None:
-        """Has rank 0 write a checkpoint, however long that takes. Returns why the group was lost, if it was."""
-        save = self._disk.save(self._members.place)
-        try:
-            self._replica.together(lambda: self._members.while_others_wait(save))
-        except GroupLost as lost:
-            return str(lost)
-        return None
-
-    def _finish_together(self) -> None:
-        """The last step is done on all ranks, and saved. A worker that starts later has no more to do then."""
-        self._close_loop()
-        while True:
-            try:
-                self._replica.together(self._members.meet_at_the_end)
-                why = self._save_together()
-            except GroupLost as lost:
-                why = str(lost)
-            if why is None:
-                return
-            self._next_group(why)

@@ -32,6 +32,8 @@ class Step:
     count: float | None = None
     # The ranks that know of a change, and those that leave.
     votes: tuple[int, int] = (0, 0)
+    # What a learning rate follows from this step on.
+    metric: float | None = None
     # Why the group was lost. The step is then done again in the next one.
     lost: str | None = None
     # Whether this rank has entered another group since.
@@ -47,6 +49,13 @@ class Step:
     def is_complete(self) -> bool:
         """Whether the gradient of all ranks is in the parameters, and the script calls `step` next."""
         return self.turn is Turn.STEP and self.lost is None and not self.ended and self.done == len(self.batches)
+
+
+    @property
+    def can_wait(self) -> bool:
+        """After the last step of a loop: whether a change of the group can wait until the next one begins. What is
+        between both, such as an evaluation, workers that join do not do."""
+        return self.votes[1] == 0 and (self.votes[0] > 0 or self.lost is not None)
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,37 @@ async fn a_node_that_joins_the_second_session_of_a_script_gets_the_result_of_the
 }
 
 #[tokio::test]
+async fn a_loop_of_the_scripts_own_gains_and_loses_a_worker() {
+    let Some(torch) = Torch::find() else { return };
+    let job = Job::on_etcd("1:2").await.flag("--max-restarts=1").flag("--warm-up=120");
+    let job = job.script(&torch, "trains_in_loop.py", &[]);
+    let mut agents = vec![job.start("a")];
+    let first = works(&job, "applied", 1, 1).await;
+    let pid = pid_of(&job, "a", first);
+
+    // When a node joins, and then its worker dies within a step
+    agents.push(job.start("b"));
+    let both = works(&job, "applied", first + 1, 2).await;
+    kill(pid_of(&job, "b", both));
+
+    // Then the other continues in its process, and the next worker of that node has the state
+    let third = works(&job, "applied", both + 1, 2).await;
+    assert_eq!(pid_of(&job, "a", third), pid);
+    let told = lines(&job);
+    let step = told.iter().filter(|line| line.is("applied")).map(|line| line.number("step")).max().unwrap() + 50;
+    job.write("until", &step.to_string());
+    ended(&mut agents, 0).await;
+    let told = lines(&job);
+    all_agree(&told);
+    let ends: Vec<_> = told.iter().filter(|line| line.is("end")).collect();
+    let right = |line: &&Line| {
+        let (sum, undisturbed) = (line.real("sum"), line.real("undisturbed"));
+        line.number("step") == step && (sum - undisturbed).abs() < 1e-6 * undisturbed
+    };
+    assert!(ends.len() == 2 && ends.iter().all(right), "{ends:?}");
+}
+
+#[tokio::test]
 async fn a_session_whose_loader_has_processes_saves_its_last_step() {
     let Some(torch) = Torch::find() else { return };
     let job = Job::on_etcd("1").await.script(&torch, SCRIPT, &["stateful"]);
@@ -195,7 +226,7 @@ async fn a_session_whose_loader_has_processes_saves_its_last_step() {
 #[tokio::test]
 async fn a_session_continues_from_the_agents_memory_when_all_die() {
     let Some(torch) = Torch::find() else { return };
-    let job = Job::on_etcd("2").await.flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1").script(&torch, SCRIPT, &["shards"]);
     job.write("snapshots", "");
     let mut agents = job.start_all(["a", "b"]);
     let first = works(&job, "applied", 1, 2).await;
@@ -212,8 +243,8 @@ async fn a_session_continues_from_the_agents_memory_when_all_die() {
     ended(&mut agents, 0).await;
     each_sample_once_an_epoch(&lines(&job), epochs);
 
-    // Then the result is that of a training that nothing disturbed
-    is_as_undisturbed(&torch, &[], &lines(&job), epochs).await;
+    // Then the result is that of a training that nothing disturbed, also what the script changes after each step
+    is_as_undisturbed(&torch, &["shards"], &lines(&job), epochs).await;
 }
 
 #[tokio::test]
@@ -300,6 +331,12 @@ fn a_slow_disk_ends_no_group_and_the_last_step_is_saved() {
 fn loops_do_what_they_say() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "runs_loops.py", &[]);
+}
+
+#[test]
+fn all_that_a_script_trains_travels_with_its_state() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "carries_states.py", &[]);
 }
 
 #[test]
