@@ -4,7 +4,6 @@ the models with those of one process."""
 import os
 import time
 
-import no_compiler  # noqa: F401
 import torch
 
 import elastic_agent
