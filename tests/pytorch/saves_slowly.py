@@ -1,5 +1,5 @@
 """A disk that takes longer than an exchange between ranks may take ends no group: neither where a checkpoint is written
-nor where it is read. Nor does what one rank does aside. The last step is on disk when the session ends, so that a
+nor where it is read. Nor does what one rank does aside, or a first pass that is slow. The last step is on disk when the session ends, so that a
 worker that starts later has nothing to do. What an agent says is simulated."""
 
 import pathlib
@@ -38,6 +38,9 @@ def train(number, folder, name=""):
     )
     with session:
         for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler)):
+            if done == 0 and number == 1:
+                # As where a newcomer compiles.
+                time.sleep(2 * SLOW)
             session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
             done += session.step()
             if done == 2:

@@ -53,6 +53,14 @@ class Disk:
             self.load(held[newest].copy(lambda _: mesh))
         return newest is not None
 
+    def why_lost(self) -> str:
+        """Why no worker finds a state that was trained."""
+        if self._folder is not None:
+            return f"no checkpoint was committed in {self._folder.path}, and no agent holds a snapshot"
+        if self.snapshot_every is not None:
+            return "the agents whose memory held its snapshots are gone, and the session has no `checkpoint_dir`"
+        return "the session has no `checkpoint_dir` and no `snapshot_every`, which keep it"
+
     def own(self, checkpoint: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
         """The committed checkpoint, if it can be that of the session of this name: this has a folder of its own."""
         if not name or checkpoint is None:

@@ -45,9 +45,7 @@ _LOSS_EVERY = 5.0
 
 
 class Session:
-    """The training of one model on a group of ranks that may change at any time.
-
-    ::
+    """The training of one model on a group of ranks that may change at any time::
 
         sampler = elastic.ElasticBatchSampler(dataset, global_batch=256)
         loader = DataLoader(dataset, batch_sampler=sampler)
@@ -127,9 +125,7 @@ class Session:
         self._sameness = Sameness(self._training)
         nccl = Nccl(list(model.parameters()), backend)
         self._members = Membership(self._training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
-        self._step = Step([])
-        self._loss_read = -_LOSS_EVERY
-        self._first = True
+        self._step, self._loss_read, self._first = Step([]), -_LOSS_EVERY, True
         # Whether the script has left a loop before its end.
         self._left = False
 
@@ -267,6 +263,7 @@ class Session:
     def _batches_of_a_step(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         place = self.sampler.first_place()
         self._step = step = Step(self.sampler.micro_batches())
+        self._members.begin_step()
         for size in step.batches:
             with draws.kept(loader, f"{self._training.seed} {self.step_number} {place}"):
                 batch = self._members.departure.next_batch(batches)
@@ -399,10 +396,12 @@ class Session:
         counted = step.count is not None
 
         def summed() -> tuple[float, ...]:
+            computed = self._members.meet_in_first_step(lambda: self._add(loss))
             mark = self._sameness.mark(counted=counted) if group.size > 1 else 0
             changing, leaving = worker.forming() is not None, self._members.departure.asked
             self._gradients.sum_over(group, Vote(changing, leaving, False, step.count or 0, mark))
-            self._add(loss)
+            if not computed:
+                self._add(loss)
             self._disk.copied()
             votes = self._gradients.finish()
             if not votes.ended:
@@ -463,6 +462,7 @@ class Session:
 
     def _say_ended(self) -> None:
         self._gradients.clear()
+        self._members.meet_in_first_step()
         self._gradients.sum_over(self._members.group, Vote(ended=True))
         self._gradients.finish()
         self._gradients.clear()
