@@ -100,6 +100,7 @@ session = elastic.Session(
     checkpoint_dir=folder if folder.is_dir() else None,
     checkpoint_every=10,
     snapshot_every=1 if harness.is_set("snapshots") else None,
+    operation_timeout=2 if harness.is_set("hasty") else 60,
 )
 with session:
     tell("begin", session.step_number, loader=type(loader).__name__)
@@ -110,6 +111,9 @@ with session:
             if harness.is_set(f"break-{harness.NODE}"):
                 (harness.DIR / f"break-{harness.NODE}").unlink()
                 session._members.group.cut()
+            while harness.is_set(f"slow-{harness.NODE}"):
+                # As where a first pass compiles.
+                time.sleep(0.01)
             session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
             if session.step():
                 harness.trace("applied", step=step, pid=os.getpid(), at=time.monotonic())
@@ -118,4 +122,6 @@ with session:
             if not harness.is_set("epochs"):
                 time.sleep(0.05)
     tell("end", session.step_number, sum=sum(float(whole(one).abs().sum()) for one in model.parameters()))
+while harness.is_set("tests"):
+    time.sleep(0.01)
 harness.exit_now()
