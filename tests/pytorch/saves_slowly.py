@@ -1,6 +1,6 @@
-"""A disk that takes longer than an exchange between ranks may take ends no group: neither where a checkpoint is written
-nor where it is read. Nor does what one rank does aside, or a first pass that is slow. The last step is on disk when the session ends, so that a
-worker that starts later has nothing to do. What an agent says is simulated."""
+"""What takes longer than an exchange between ranks may take ends no group: a disk where a checkpoint is written or read,
+what one rank does aside, a first pass, a pause of rank 0. The last step is on disk when the session ends, so that a worker
+that starts later has nothing to do. What an agent says is simulated."""
 
 import pathlib
 import sys

@@ -367,8 +367,8 @@ def report_progress(
 
 def steps_done(timeout: float | None = 30) -> int:
     """The furthest step that a worker of the job is known to have reported; 0 before the first. What was done before
-    `elastic-agent --fresh` does not count. An older agent does not know, and this returns 0. Raises AgentError if it cannot
-    tell for now."""
+    `elastic-agent --fresh` does not count. An older agent does not know: then 0. Raises AgentError if it cannot tell for
+    now."""
     try:
         return _connected().ask({"type": "steps_done"}, timeout)["step"]
     except AgentError as error:

@@ -395,8 +395,8 @@ class Membership:
         done = max(self.group.gather(max(self._known, worker.steps_done())))
         if done:
             worker.give_up(
-                f"the job has done {done} steps, and no worker has their state any more: {self._disk.why_lost()}. To begin "
-                "again at step 0, start all agents with --fresh, or with another --rdzv-id"
+                f"the job has done {done} steps, and no worker has their state any more: {self._disk.why_lost()}. To "
+                "begin again at step 0, start all agents with --fresh, or with another --rdzv-id"
             )
 
     def _wait_for_newer(self, newest: int) -> None:
