@@ -65,8 +65,9 @@ folder = harness.DIR / "checkpoints"
 
 
 def tell(event, step, **facts):
-    # The environment follows the rounds. The harness has read it once.
-    harness.ROUND, harness.RANK, harness.WORLD_SIZE = int(os.environ["ELASTIC_ROUND"]), session.rank, session.world_size
+    # The harness has read its place once.
+    place = session._members.place
+    harness.ROUND, harness.RANK, harness.WORLD_SIZE = place["round"], session.rank, session.world_size
     harness.trace(event, step=step, epoch=session.epoch, pid=os.getpid(), at=time.monotonic(), **facts)
 
 

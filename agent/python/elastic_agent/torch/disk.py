@@ -10,6 +10,7 @@ from typing import Any
 from .. import worker
 from . import checkpoints, tree
 from .checkpoints import Folder
+from .frozen import Frozen
 from .keeper import Keeper, say
 from .replica import Replica
 from .snapshots import fingerprint
@@ -46,6 +47,7 @@ class Disk:
             every=self.snapshot_every,
             sharded=mesh is not None,
             layout=self._replica.layout,
+            frozen=Frozen(self._training.model.parameters()),
         )
         held = {(one.step, one.round): one for one in self._keeper.held()}
         newest = self._replica.common(held)

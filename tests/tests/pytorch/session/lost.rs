@@ -15,13 +15,13 @@ async fn a_session_whose_state_is_lost_begins_again_only_if_told_to() {
 
     // When the only worker that has the state dies, then the job ends, whatever restarts are left
     kill(pid_of(&job, "a", first));
-    assert_eq!(a.exit(LIMIT).await, 1);
+    assert_eq!(a.exit(LIMIT).await, 5);
     let complaint = "no worker has their state any more: the session has no `checkpoint_dir`";
     assert!(a.output().contains(complaint), "{}", a.output());
 
     // and so does its next start, whose agent knows only from the store how far it was.
     let mut a = job.start("a");
-    assert_eq!(a.exit(LIMIT).await, 1);
+    assert_eq!(a.exit(LIMIT).await, 5);
     assert!(a.output().contains(complaint) && a.output().contains("--fresh"), "{}", a.output());
 
     // With --fresh it begins again.
