@@ -1,4 +1,4 @@
-"""Parameters that are not trained: whether they are as they were, so that they need not be copied again."""
+"""Parameters that are not trained: whether they are unchanged, so that they need not be copied again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Frozen:
     moving average of other parameters: that changes all of it, and a sample shows it."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """parameters: on a GPU, or divided over ranks, none is looked at."""
+        """parameters: those on a GPU, or divided over ranks, are left out."""
         still = [one for one in parameters if not one.requires_grad and type(one) is torch.nn.Parameter]
         self._parameters = [one for one in still if one.device.type == "cpu" and one.is_contiguous()]
         # Of each: how many changes were seen, its version, and the sample.
@@ -31,6 +31,4 @@ class Frozen:
 
 
 def _sample(one: torch.Tensor) -> torch.Tensor:
-    """As whole numbers: one that is no number differs from itself."""
-    flat = one.detach().reshape(-1).view(torch.uint8).view(-1, one.element_size())
-    return flat[:: 1 if one.numel() <= _ALL else _EACH]
+    return one.detach().view(-1)[:: 1 if one.numel() <= _ALL else _EACH]

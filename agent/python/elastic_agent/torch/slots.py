@@ -175,8 +175,8 @@ class Slots:
         on_host: Sequence[torch.Tensor],
         changes: Mapping[int, int],
     ) -> None:
-        """Copies a state, whose tensors are `on_host`. It is not whole before `complete`. changes: of a tensor that seldom
-        changes, by its place in memory, how often it has: what the slot holds of it is not copied again."""
+        """Copies a state, whose tensors are `on_host`. It is not whole before `complete`. changes: how often a tensor
+        that seldom changes has done so, by its place in memory. What the slot holds of it is not copied again."""
         at = place[0]
         before, kept = self._kept.pop(at, {}), {}
         checksums = []

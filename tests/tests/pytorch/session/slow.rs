@@ -12,7 +12,7 @@ const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
 #[tokio::test]
 async fn a_newcomer_whose_first_pass_is_slow_is_waited_for_and_costs_no_restart() {
     let Some(torch) = Torch::find() else { return };
-    let job = Job::on_etcd("1:3").await.flag("--warm-up=120").script(&torch, SCRIPT, &[]);
+    let job = Job::on_etcd("1:3").await.flag("--warm-up=120").flag("--shutdown-timeout=20").script(&torch, SCRIPT, &[]);
     job.write("hasty", "");
     job.write("slow-b", "");
     let mut agents = vec![job.start("a")];
