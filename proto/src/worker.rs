@@ -132,6 +132,14 @@ pub enum FromWorker {
         /// One line for people.
         reason: String,
     },
+    /// How many steps has the job done? For a worker that finds no state to continue from.
+    StepsDone { id: u64 },
+    /// Whether the training is over for all workers: what a worker still does, such as a last test, it does by itself.
+    /// Until it says otherwise, no node is admitted to its round.
+    Finished {
+        /// False as another training of the same script begins.
+        finished: bool,
+    },
     /// The worker is about to exit with an error, and knows why.
     Failing {
         /// Whether the error is its own or about a peer.
@@ -197,6 +205,13 @@ pub enum ToWorker {
     Committed {
         id: u64,
         /// Its step.
+        step: u64,
+    },
+    /// The furthest step that a worker of the job is known to have reported; 0 before the first, and for what was done
+    /// before an agent began with `--fresh`.
+    StepsDone {
+        id: u64,
+        /// The step.
         step: u64,
     },
     /// The request for a round was passed on.

@@ -19,7 +19,7 @@ class Agent:
         for name in ("ready", "quiesce", "request_round", "forms_within", "available"):
             setattr(worker, name, getattr(self, name))
         worker.forming = lambda: None
-        worker.on_round_change = worker.report_progress = lambda *_, **__: None
+        worker.on_round_change = worker.report_progress = worker.training_is_over = lambda *_, **__: None
 
     def available(self):
         return True

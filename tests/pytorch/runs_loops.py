@@ -5,6 +5,7 @@ simulated."""
 import contextlib
 import copy
 import io
+import mmap
 import pathlib
 import random
 import sys
@@ -20,6 +21,9 @@ import elastic_agent.torch as elastic
 import ranks
 from elastic_agent import worker
 from elastic_agent.torch import tree
+from elastic_agent.torch.frozen import Frozen
+from elastic_agent.torch.keeper import Keeper
+from elastic_agent.torch.slots import Slots
 from elastic_agent.torch.state import Training
 
 SAMPLES, BATCH, EPOCHS = 40, 10, 3
@@ -202,14 +206,23 @@ def evaluates(number):
     ends[number] = torch.cat([torch.stack(sums).flatten(), *(one.detach().flatten() for one in model.parameters())])
 
 
+def loses_its_state(number):
+    """Only the agent of rank 1 knows how far the job has come."""
+    worker.steps_done = lambda: 7 * number
+    try:
+        by_epochs(number, micro_batch=2)
+    except SystemExit as end:
+        assert "has done 7 steps" in end.code and "no `checkpoint_dir`" in end.code and "--fresh" in end.code, end
+    else:
+        raise AssertionError("it began again at step 0")
+    worker.steps_done = lambda: 0
+
+
 def rank(port, number):
     torch.set_num_threads(1)
-    agent, told = ranks.Agent(port, number, 2, 1), io.StringIO()
-    agent.place["restart_count"] = 2
-    with contextlib.redirect_stderr(told):
-        both = by_epochs(number, micro_batch=2)
-    assert ("from before the job's 2 restarts: training begins at step 0" in told.getvalue()) is (number == 0)
-    del agent.place["restart_count"]
+    agent = ranks.Agent(port, number, 2, 1)
+    loses_its_state(number)
+    both = by_epochs(number, micro_batch=2)
     draws(drawn[number], 2)
     norms(number)
     evaluates(number)
@@ -310,6 +323,33 @@ def read_again():
     assert state["scheduler"]["of"] == {3, "a"} and state["optimizer"]["param_groups"][0]["lr"] == 0.5, state
 
 
+def copies_frozen_weights_once():
+    """Each of the two slots in memory gets them once, and again when the script has changed them. Such as LoRA's."""
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 2))
+    model[0].requires_grad_(False)
+    optimizer, memory, copied = torch.optim.SGD(model[1].parameters(), lr=0.1), mmap.mmap(-1, 1 << 22), []
+    copy, Slots._copy = Slots._copy, lambda slots, at, one: copied.append(one.numel()) or copy(slots, at, one)
+    worker.memory = lambda size, **_: memory
+    facts, trained = {}, [one.numel() for one in model[1].parameters()]
+    keeper = Keeper(facts, optimizers=[optimizer], folder=None, frozen=Frozen(model.parameters()))
+    changes = {8: lambda one: one.data.mul_(1.5), 9: lambda one: one.data.neg_(), 14: torch.nn.init.ones_}
+    for step in range(1, 20):
+        if step in changes:
+            changes[step](model[0].weight)
+        model(torch.randn(3, 300)).sum().backward()
+        optimizer.step()
+        copied.clear()
+        assert keeper.take(step, 1, model.state_dict(), (0, 1), saves=False)
+        keeper.copied(30)
+        # One snapshot after a change may see the next one, and so each slot has them at the third.
+        known = step in (4, 5, 6, 7, 12, 13, 17, 18, 19)
+        assert (copied == trained) is known, (step, copied)
+        held = Slots(memory).whole()[0]
+        held.check()
+        assert held.step == step and all(torch.equal(one, held.state()[name]) for name, one in model.state_dict().items())
+    Slots._copy = copy
+
+
 def keeps_types():
     """An optimizer whose state has more digits than the parameters."""
     trainings = []
@@ -398,6 +438,7 @@ if __name__ == "__main__":
     assert firsts.any() and torch.equal(firsts[0], firsts[1]), firsts
     read_again()
     keeps_types()
+    copies_frozen_weights_once()
     warms_up()
     refusals()
     refuses_later_changes()

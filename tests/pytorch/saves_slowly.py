@@ -1,6 +1,6 @@
-"""A disk that takes longer than an exchange between ranks may take ends no group: neither where a checkpoint is written
-nor where it is read. Nor does what one rank does aside. The last step is on disk when the session ends, so that a
-worker that starts later has nothing to do. What an agent says is simulated."""
+"""What takes longer than an exchange between ranks may take ends no group: a disk where a checkpoint is written or read,
+what one rank does aside, a first pass, a pause of rank 0. The last step is on disk when the session ends, so that a worker
+that starts later has nothing to do. What an agent says is simulated."""
 
 import pathlib
 import sys
@@ -38,9 +38,15 @@ def train(number, folder, name=""):
     )
     with session:
         for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler)):
+            if done == 0 and number == 1:
+                # As where a newcomer compiles.
+                time.sleep(2 * SLOW)
             session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
             done += session.step()
-            if done == 2:
+            if done == 2 and number == 0:
+                # What only rank 0 does, by a script that knows of no `aside`.
+                time.sleep(2 * SLOW)
+            if done == 3:
                 with session.aside():
                     # Another rank's evaluation is shorter.
                     time.sleep(SLOW * number)

@@ -1,7 +1,10 @@
 """Operations between ranks that take longer than the limit of one: a peer that begins late, and a transfer that is slow
-but moves. The group is lost only where nothing has moved for that long."""
+but moves. The group is lost only where nothing has moved for that long. Who lives is waited for, and who is stopped is
+not."""
 
 import datetime
+import os
+import signal
 import sys
 import time
 
@@ -13,6 +16,7 @@ from elastic_agent.torch.group import Group, GroupLost
 
 RANKS, PIECES, PAUSE = 3, 8, 0.4
 LATE, LIMIT = 2.0, 1.0
+processes = torch.zeros(RANKS, dtype=torch.int64).share_memory_()
 
 
 def joined(port, number, round_, timeout):
@@ -73,10 +77,33 @@ def no_longer_moves(port, number):
     raise AssertionError("what stops for longer than the limit is given up")
 
 
+def is_busy_or_stopped(port, number):
+    """In a sum others see whether a rank does something else, or is stopped."""
+    group = joined(port, number, 4, LIMIT)
+    processes[number] = os.getpid()
+    if number == 2:
+        time.sleep(3 * LIMIT)
+    assert group.gather(number) == [0, 1, 2]
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        group.gather(number)
+    except GroupLost as lost:
+        if number == 0:
+            os.kill(int(processes[2]), signal.SIGCONT)
+        assert number == 2 or LIMIT < time.monotonic() - began < 5 * LIMIT
+        # The other may have heard of it from the first.
+        assert number > 0 or "rank 2 has given no sign of life" in str(lost) or "connection" in str(lost), lost
+        group.close()
+        return
+    raise AssertionError("a rank that is stopped is given up")
+
+
 def rank(port, number):
     torch.set_num_threads(1)
     groups._MEETING = datetime.timedelta(seconds=LATE / 2)
-    for case in (begins_late, moves_slowly, no_longer_moves):
+    for case in (begins_late, moves_slowly, no_longer_moves, is_busy_or_stopped):
         case(port, number)
 
 

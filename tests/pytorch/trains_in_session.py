@@ -69,8 +69,9 @@ folder = harness.DIR / "checkpoints"
 
 
 def tell(event, step, **facts):
-    # The environment follows the rounds. The harness has read it once.
-    harness.ROUND, harness.RANK, harness.WORLD_SIZE = int(os.environ["ELASTIC_ROUND"]), session.rank, session.world_size
+    # The harness has read its place once.
+    place = session._members.place
+    harness.ROUND, harness.RANK, harness.WORLD_SIZE = place["round"], session.rank, session.world_size
     harness.trace(event, step=step, epoch=session.epoch, pid=os.getpid(), at=time.monotonic(), **facts)
 
 
@@ -105,6 +106,7 @@ session = elastic.Session(
     checkpoint_dir=folder if folder.is_dir() else None,
     checkpoint_every=10,
     snapshot_every=1 if harness.is_set("snapshots") else None,
+    operation_timeout=2 if harness.is_set("hasty") else 60,
 )
 with session:
     tell("begin", session.step_number, loader=type(loader).__name__)
@@ -115,6 +117,9 @@ with session:
             if harness.is_set(f"break-{harness.NODE}"):
                 (harness.DIR / f"break-{harness.NODE}").unlink()
                 session._members.group.cut()
+            while harness.is_set(f"slow-{harness.NODE}"):
+                # As where a first pass compiles.
+                time.sleep(0.01)
             session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
             if session.step():
                 for average in averages:
@@ -126,4 +131,6 @@ with session:
                 time.sleep(0.05)
     numbers = [one for trained in (model, *averages) for one in trained.parameters()]
     tell("end", session.step_number, sum=sum(float(whole(one).abs().sum()) for one in numbers))
+while harness.is_set("tests"):
+    time.sleep(0.01)
 harness.exit_now()

@@ -365,6 +365,25 @@ def report_progress(
         )
 
 
+def steps_done(timeout: float | None = 30) -> int:
+    """The furthest step that a worker of the job is known to have reported; 0 before the first. What was done before
+    `elastic-agent --fresh` does not count. An older agent does not know: then 0. Raises AgentError if it cannot tell for
+    now."""
+    try:
+        return _connected().ask({"type": "steps_done"}, timeout)["step"]
+    except AgentError as error:
+        if error.again:
+            raise
+        return 0
+
+
+def training_is_over(finished: bool = True) -> None:
+    """Tells the agent that all workers have done the last step: what this one still does, it does by itself. No node is
+    admitted to the round then. False: another training begins. Without an agent this does nothing."""
+    if available():
+        _connected().send({"type": "finished", "finished": finished})
+
+
 def give_up(reason: str) -> NoReturn:
     """Ends this worker by an error that each restart would meet again, such as a loss that is not a number, or a wrong
     setting. The job ends with it, whatever restarts are left, and `reason` is its root cause. Prints `reason` and raises

@@ -121,6 +121,8 @@ pub(super) const DRAIN_GRACE: &str = "Time from the stop signal to SIGKILL for t
 pub(super) const WARM_UP: &str = "Start the workers before this node joins, and wait up to TIME for them to report ready. \
      The other nodes then do not wait while they load. Round-aware workers only, such as elastic-trainer [default: workers \
      start with their round]";
+pub(super) const FRESH: &str = "Where the job has done steps and their state is lost, its sessions begin again at step 0. \
+     Give it on all nodes [default: the job ends, and says what is lost]";
 pub(super) const PREFLIGHT: &str = "Check this machine before the node joins, and exit with code 1 if it is not fit. It \
      needs 1 GiB free for logs and for temporary files, 64 MiB in /dev/shm, 1024 open files, and for each worker a GPU \
      that answers and has no uncorrected memory error, no memory to retire or remap, and no fatal Xid";

@@ -29,6 +29,7 @@ pub(super) fn workers(
         numa: settings.parsed("numa-binding", numa)?,
         virtual_local_rank: settings.switch("virtual-local-rank")?,
         warm_up: warm_up(settings, logs, &program)?,
+        fresh: settings.switch("fresh")?,
         program,
         // By default, half of the time is left for workers that must be stopped after all.
         quiesce_timeout: conf.quiesce_timeout.unwrap_or(timings.stop_grace / 2).min(timings.stop_grace),

@@ -210,8 +210,8 @@ async fn join(
     let (logs, requests) = mpsc::channel(READERS);
     let readers = LogReaders::start(group.output_history(), requests);
     let part = setup::participation(&backend, &paths, options.job.clone(), listener, logs, tls.clone());
-    let socket =
-        WorkerSocket::open(&identity.fresh_socket(), backend.rendezvous.clone(), paths.clone(), part.status())?;
+    let job = (backend.rendezvous.clone(), paths.clone());
+    let socket = WorkerSocket::open(&identity.fresh_socket(), job, part.status(), options.workers.fresh)?;
     let watchdog = Watchdog::start(options.watch.limits, timers, socket.steps());
     let goodput = metrics.as_ref().map(Metrics::goodput_observer);
     if let Some(metrics) = metrics {

@@ -91,6 +91,7 @@ pub(super) async fn take_part(
                 report
             }
             request = local.socket.round_asked() => local.group.ask_round(request),
+            finished = local.socket.finished() => Some(GroupReport::Finished { round: local.group.round(), finished }),
             Some(verdict) = local.watchdog.verdict() => local.group.condemn(verdict),
             waited = wait(&mut local.phase, local.forming, &local.socket) => local.waited(waited),
             caught = signals.next() => {

@@ -1,6 +1,16 @@
 //! A worker in another language that uses only its standard library, and speaks to its agent over the socket.
 
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use elastic_agent::for_tests::{JobPaths, JobStore, WorkerSocket};
+use elastic_node::Status;
+use elastic_rendezvous::job::Keys;
+use elastic_store::embedded::MemoryStore;
+use elastic_store::embedded::mvcc::Limits;
 use elastic_tests::prelude::*;
+use elastic_torchelastic::{DEFAULT_PREFIX, Paths};
 
 /// Registers, tells its progress, meets its peers, and commits a checkpoint; what it hears goes to a file.
 const WORKER: &str = r#"
@@ -249,4 +259,50 @@ async fn a_worker_that_does_not_read_is_let_go_when_a_round_forms() {
     job.write("read", "");
     job.appears("let-go").await;
     drop((first, second));
+}
+
+/// Says that the training is over, and does something else.
+const IS_OVER: &str = r#"
+say = agent()
+say(type="finished", finished=True)
+(folder / f"over-{node}").touch()
+while not (folder / "go").exists(): time.sleep(0.02)
+"#;
+
+#[tokio::test]
+async fn no_node_is_admitted_once_the_training_is_over() {
+    let job = Job::on_etcd("1:2").await.python(IS_OVER);
+    let a = job.start("a");
+    job.appears("over-a").await;
+    let b = job.start("b");
+    a.says("no node is admitted", LIMIT).await;
+
+    // The node that came too late ends with the job
+    job.write("go", "");
+    assert_eq!(exits(&mut [a, b]).await, [0, 0]);
+    assert!(!job.path("over-b").exists());
+    assert_eq!(job.record("round").await.unwrap()["number"], 1);
+}
+
+#[tokio::test]
+async fn what_a_dead_worker_has_said_is_read_though_its_child_holds_the_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let store = JobStore::Store(Arc::new(MemoryStore::start(Limits::default())));
+    let keys = Keys::new("/elastic", &"J".parse().unwrap());
+    let paths = JobPaths { keys, paths: Paths::new(DEFAULT_PREFIX, "J") };
+    let (_status, status) = tokio::sync::watch::channel(Status::default());
+    let socket = WorkerSocket::open(&path, (store, paths), status, false).unwrap();
+    socket.ahead();
+    let mut held = UnixStream::connect(&path).unwrap();
+    held.write_all(b"{\"type\":\"register\",\"local_rank\":0,\"pid\":1}\n").unwrap();
+    let registered = async || (format!("{:?}", socket.awareness(0)) != "Unknown").then_some(());
+    eventually("the worker has registered", LIMIT, registered).await;
+
+    // Its last words come in two parts, and then the worker is no more
+    held.write_all(b"{\"type\":\"failing\",\"class\":\"own\",").unwrap();
+    tokio::time::timeout(LIMIT, socket.heard_out(0, 10 * LIMIT)).await.expect("its child is not waited for");
+    held.write_all(b"\"message\":\"boom\"}\n").unwrap();
+    tokio::time::timeout(LIMIT, socket.heard_out(0, 10 * LIMIT)).await.expect("its child is not waited for");
+    assert_eq!(socket.failing(0).map(|(_, message)| message), Some("boom".to_owned()));
 }

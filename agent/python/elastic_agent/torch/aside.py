@@ -19,12 +19,17 @@ class Aside:
     to rest, if a round is forming."""
 
     def __init__(
-        self, group: Group | None, next_place: Callable[[str], dict[str, Any]], place: dict[str, Any] | None = None
+        self,
+        group: Group | None,
+        next_place: Callable[[str], dict[str, Any]],
+        place: dict[str, Any] | None = None,
+        limit: float | None = None,
     ) -> None:
         """group: None if it is lost, and this worker has a `place` in a later round already. next_place: comes to rest,
-        and returns this worker's place in the next round. Its argument says why."""
-        self._group, self._next_place = group, next_place
-        self._back = threading.Event()
+        and returns this worker's place in the next round. Its argument says why. limit: seconds after which this answers
+        no more."""
+        self._group, self._next_place, self._limit = group, next_place, limit
+        self._back, self._given_up = threading.Event(), False
         self._error: Exception | None = None
         # Why the group was lost, and this worker's place in the newest round after it, if there is one yet.
         self.lost: str | None = None if group else "it was left"
@@ -32,16 +37,19 @@ class Aside:
         self._thread = threading.Thread(target=self._answer, name="elastic-session-aside", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """The script is back, and all its state is as it was. Waits for the other ranks, or for this worker's next place.
-        Raises what the agent refused."""
+    def end(self, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """The script is back, and all its state is as it was. Waits for the other ranks, or for this worker's next place,
+        and calls `while_waiting` now and then. Raises what the agent refused."""
         self._back.set()
-        self._thread.join()
+        while self._thread.is_alive():
+            while_waiting()
+            self._thread.join(_LOOK)
         if self._error is not None:
             raise self._error
 
     def give_up(self) -> None:
         """The script is not coming back."""
+        self._given_up = True
         self._back.set()
 
     def outcome(self) -> None:
@@ -52,13 +60,13 @@ class Aside:
     def _answer(self) -> None:
         if self._group is not None:
             try:
-                self._group.finish_with_all([Errand(self._back.wait)])
+                self._group.finish_with_all([Errand(lambda: self._back.wait(self._limit))])
                 return
             except GroupLost as lost:
                 self.lost = str(lost)
             self._group.close()
         try:
-            rests = self.place is None or self._another_forms()
+            rests = not self._given_up and (self.place is None or self._another_forms())
             while rests:
                 self.place = self._next_place(self.lost)
                 rests = self._another_forms()

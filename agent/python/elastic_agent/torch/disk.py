@@ -10,6 +10,7 @@ from typing import Any
 from .. import worker
 from . import checkpoints, tree
 from .checkpoints import Folder
+from .frozen import Frozen
 from .keeper import Keeper, say
 from .replica import Replica
 from .state import Progress
@@ -45,12 +46,21 @@ class Disk:
             every=self.snapshot_every,
             sharded=mesh is not None,
             layout=self._replica.layout,
+            frozen=Frozen(self._training.model.parameters()),
         )
         held = {(one.step, one.round): one for one in self._keeper.held()}
         newest = self._replica.common(held)
         if newest is not None:
             self.load(held[newest].copy(lambda _: mesh))
         return newest is not None
+
+    def why_lost(self) -> str:
+        """Why no worker finds a state that was trained."""
+        if self._folder is not None:
+            return f"no checkpoint was committed in {self._folder.path}, and no agent holds a snapshot"
+        if self.snapshot_every is not None:
+            return "the agents whose memory held its snapshots are gone, and the session has no `checkpoint_dir`"
+        return "the session has no `checkpoint_dir` and no `snapshot_every`, which keep it"
 
     def own(self, checkpoint: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
         """The committed checkpoint, if it can be that of the session of this name: this has a folder of its own."""

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from .nccl import Communicator, Nccl, Sum
 from .nccl_library import NcclError
 from .operations import Collective, Passage, free_later
+from .pulse import SLOW, Pulse
 
 # Seconds between two looks at whether all ranks are there: at first, and after a while.
 _LOOK, _LAZY_LOOK = 0.002, 0.05
@@ -67,10 +68,11 @@ class Group:
         self._joined: dict[int, int] | None = None
         # For sums of what is on a GPU. Who is there, and who is gone, gloo's connections tell.
         self._nccl: Communicator | None = None
+        self._pulse: Pulse | None = None
 
     def join(self, *, timeout: float, outdated: Callable[[], bool], nccl: Nccl | None = None) -> None:
         """Meets the other ranks. Waits for them, unless `outdated` says that the next round is forming. `timeout`:
-        seconds that a sum, or the next piece of what is sent, may then take."""
+        seconds that the next piece of what is sent may then take, or a sum in which a rank gives no sign of life."""
         self._timeout = datetime.timedelta(seconds=timeout)
         if self.size == 1:
             return
@@ -78,10 +80,12 @@ class Group:
             # The agent serves the store, unless a setting leaves that to the workers.
             serves = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True"
             # Nothing can interrupt gloo while it waits for others: it begins when all are there.
-            store = meet(_once_more(self._place), self.size, serves=serves, outdated=outdated)
+            place = _once_more(self._place)
+            store = meet(place, self.size, serves=serves, outdated=outdated)
             # Sockets that any thread opened during that wait are not gloo's.
             self._others = set(_sockets())
             self._connect(store, outdated)
+            self._pulse = Pulse(lambda: _store_of(place), self.rank, self.size, timeout)
             self._keep_only_gloos()
             communicator = nccl.connect(self, timeout=timeout, outdated=outdated) if nccl else None
             with self._lock:
@@ -101,7 +105,8 @@ class Group:
             gloo = None
             try:
                 gloo = dist.ProcessGroupGloo(store, self.rank, self.size, _MEETING)
-                gloo.set_timeout(self._timeout)
+                # Before that, this gives up itself whom it waits for.
+                gloo.set_timeout(2 * SLOW * self._timeout)
                 with self._lock:
                     if not self._lost:
                         self._gloo, self._joined = gloo, self._own_sockets()
@@ -191,7 +196,7 @@ class Group:
         gloo ends an operation whose connection has ended, unless that operation was receiving or sending there
         (`Pair::signalException` in its tcp/pair.cc skips these). Then only the timeout ends it, and this does not
         wait."""
-        ended = None
+        ended, began, silent = None, time.monotonic(), None
         while not work.ends_within(_LAZY_LOOK):
             if ended is None and self.has_lost_a_peer():
                 ended = time.monotonic()
@@ -199,11 +204,15 @@ class Group:
                 break
             if time.monotonic() >= until:
                 return False
+            if self._pulse and isinstance(work, Collective):
+                silent = self._pulse.gives_up(time.monotonic() - began)
+                if silent:
+                    break
         else:
             return True
         self.cut()
-        if not work.ends_within(_LAZY_LOOK):
-            raise GroupLost("a connection has ended in the midst of an operation")
+        if silent or not work.ends_within(_LAZY_LOOK):
+            raise GroupLost(silent or "a connection has ended in the midst of an operation")
         return True
 
     def gather(self, number: int) -> list[int]:
@@ -252,6 +261,8 @@ class Group:
         """Leaves the group, and never waits for gloo: what has operations under way is freed later. NCCL's end is
         waited for, up to its limit."""
         self.cut()
+        if self._pulse:
+            self._pulse.end()
         if self._nccl:
             self._nccl.close()
         with self._lock:
@@ -300,11 +311,7 @@ def _once_more(place: dict[str, Any]) -> dict[str, Any]:
 def meet(place: dict[str, Any], size: int, *, serves: bool, outdated: Callable[[], bool]) -> Any:
     """Waits until all `size` ranks of a round, with the same name in `among`, have called this. Returns a store of their
     own. Raises GroupLost when `outdated` says that the next round is forming."""
-    address, port = place.get("master_addr"), place.get("master_port")
-    store = dist.TCPStore(address, port, is_master=serves, timeout=_MEETING, wait_for_workers=False)
-    name = "/".join(filter(None, ["elastic_agent.torch", str(place["round"]), place.get("among")]))
-    store = dist.PrefixStore(name, store)
-    pause = _LOOK
+    store, pause = _store_of(place, serves=serves), _LOOK
     store.add("here", 1)
     while store.add("here", 0) < size:
         if outdated():
@@ -312,6 +319,14 @@ def meet(place: dict[str, Any], size: int, *, serves: bool, outdated: Callable[[
         time.sleep(pause)
         pause = min(1.1 * pause, _LAZY_LOOK)
     return store
+
+
+def _store_of(place: dict[str, Any], *, serves: bool = False) -> Any:
+    """A connection to the store of the ranks that meet there."""
+    address, port = place.get("master_addr"), place.get("master_port")
+    store = dist.TCPStore(address, port, is_master=serves, timeout=_MEETING, wait_for_workers=False)
+    name = "/".join(filter(None, ["elastic_agent.torch", str(place["round"]), place.get("among")]))
+    return dist.PrefixStore(name, store)
 
 
 def _sockets() -> dict[int, int]:

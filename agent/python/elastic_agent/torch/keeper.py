@@ -18,6 +18,7 @@ from . import checkpoints
 from .neighbours import Neighbours
 from .boxes import Layout, is_sharded
 from .checkpoints import Folder
+from .frozen import Frozen
 from .slots import Plan, Slots, Snapshot
 
 
@@ -31,6 +32,8 @@ class _Copy:
     tensors: list[torch.Tensor]
     saves: bool
     versions: list[int] = field(default_factory=list)
+    # Of what seldom changes, by its place in memory, how often it has.
+    changes: dict[int, int] = field(default_factory=dict)
     # Set when all numbers of a GPU are on the host.
     moved: Any = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -54,11 +57,13 @@ class Keeper:
         every: int = 1,
         sharded: bool = False,
         layout: Layout | None = None,
+        frozen: Frozen | None = None,
     ) -> None:
         """facts: what tells this training's snapshots from another's; kept with each. folder: where snapshots go on
         disk; the agent has what is in memory written there when no worker is left to resume from it. every: steps from
         one snapshot to the next. sharded: whether each rank has a part of the state; layout: which, if all tensors are
-        divided alike."""
+        divided alike. frozen: what is copied once."""
+        self._frozen = frozen
         self._facts, self._folder = facts, folder
         self._sharded, self._layout = sharded, layout
         self._neighbours: Neighbours | None = None
@@ -72,6 +77,7 @@ class Keeper:
             self._rescue = [sys.executable, "-m", "elastic_agent.torch.rescue", "--dir", str(folder.path)]
         self._slots: Slots | None = None
         self._refused = False
+        self._changes: dict[int, int] = {}
         self._copy: _Copy | None = None
         self._copies: queue.SimpleQueue[_Copy] = queue.SimpleQueue()
         # The steps of the newest snapshot, and of the newest on disk.
@@ -213,11 +219,15 @@ class Keeper:
 
     def _detach(self, copy: _Copy) -> None:
         """Leaves to the thread what no one changes before an optimizer's step. All else is copied here."""
+        copy.changes = self._frozen.changes() if self._frozen else {}
+        # What has just changed may change again.
+        still = {at for at, changes in copy.changes.items() if self._changes.get(at) == changes}
+        self._changes = copy.changes
         late = self._changed_by_optimizers()
         if any(one.is_cuda for one in copy.tensors):
             self._to_host(copy, late)
         for number, one in enumerate(copy.tensors):
-            beside = not one.is_inference() and _storage(one) in late
+            beside = not one.is_inference() and (_storage(one) in late or one.data_ptr() in still)
             copy.versions.append(one._version if beside else -1)
             if not beside and copy.moved is None:
                 copy.tensors[number] = one.clone()
@@ -283,7 +293,7 @@ class Keeper:
         if copy.moved is not None:
             copy.moved.synchronize()
         place = self._slots.begin(self._saving)
-        self._slots.fill(place, copy.step, copy.round, copy.plan, copy.tensors)
+        self._slots.fill(place, copy.step, copy.round, copy.plan, copy.tensors, copy.changes)
         for one, version in zip(copy.tensors, copy.versions):
             if version >= 0 and copy.moved is None and one._version != version:
                 raise RuntimeError(

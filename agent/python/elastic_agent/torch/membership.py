@@ -34,6 +34,8 @@ from .state import Progress
 _LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Seconds in which all processes of a group have got a signal.
 _SPREAD = 1.0
+# The first step in a group may take so many times as long as an exchange between ranks, on a rank that lives.
+_SLOW = 10
 # Seconds to wait for a worker that may bring the newest state back.
 _RETURN = 60.0
 
@@ -146,10 +148,16 @@ class Membership:
         # The session, and whether the other ranks have completed it before this one came.
         self._which = sessions.Which(0, "")
         self.completed = False
+        # What answers for this rank in the first step of a group, and the place that it has come to.
+        self._slow: Aside | None = None
+        self._taken: dict[str, Any] | None = None
+        self._all_are_there = False
 
     def enter_first(self, which: sessions.Which) -> None:
         """Enters this worker's first group, with the state that an earlier worker left."""
         self._which = which
+        if which.number > 0:
+            worker.training_is_over(False)
         if worker.available():
             worker.on_round_change(self._round_forms)
             place = worker.ready()
@@ -175,7 +183,7 @@ class Membership:
             try:
                 if self.departure.phase is Phase.IN_GROUP:
                     self.departure.phase = Phase.BETWEEN
-                place = self._next_place(lost)
+                place, self._taken = self._taken or self._next_place(lost), None
             except SystemExit:
                 self._leave()
             except worker.AgentError as error:
@@ -201,7 +209,8 @@ class Membership:
             return
         # A signal to leave has nothing to wait for.
         self.departure.phase = Phase.BETWEEN
-        aside = Aside(self.group, self._next_place)
+        taken, self._taken = self._taken, None
+        aside = Aside(None if taken else self.group, self._next_place, taken)
         with self._keeping(aside):
             yield
 
@@ -258,12 +267,40 @@ class Membership:
     def leave_group(self) -> None:
         """Leaves the group, if there is one."""
         group, self.group = self.group, None
+        slow, self._slow = self._slow, None
+        if slow:
+            slow.give_up()
         if group:
             group.close()
 
+    def begin_step(self) -> None:
+        """Before a step, whose forward and backward pass may take very long if it is the first in this group, as where
+        a newcomer compiles. From now on the others hear that this rank is at work, not only that it says nothing."""
+        if not self._all_are_there and self._slow is None and self.group.size > 1:
+            self._slow = Aside(self.group, self._next_place, limit=_SLOW * self._operation_timeout)
+
+    def meet_in_first_step(self, compute: Callable[[], None] = lambda: None) -> bool:
+        """If this is the first step in this group, computes its gradient, and waits until all ranks have theirs. Returns
+        whether it did."""
+        if self._all_are_there or self.group.size == 1:
+            return False
+        self.begin_step()
+        compute()
+        slow, self._slow = self._slow, None
+        slow.end(while_waiting=lambda: self._leave() if slow.lost is not None and self.departure.asked else None)
+        self._taken = slow.place
+        slow.outcome()
+        self._all_are_there = True
+        return True
+
     def meet_at_the_end(self) -> None:
-        """Waits until every rank has done the last step: one that has not needs the state of another."""
+        """Waits until every rank has done the last step: one that has not needs the state of another. Who joins while
+        they do needs it too."""
+        if not self.completed:
+            worker.training_is_over()
         self.group.gather(self._training.step_number)
+        if any(self.group.gather(worker.forming() is not None)):
+            raise GroupLost("a round forms after the last step")
 
     def while_others_wait(self, call: Callable[[], Any] | None) -> Any:
         """Does what takes this rank long, such as to write a file; None where another rank does. All ranks call this, and
@@ -282,7 +319,7 @@ class Membership:
         """Joins the ranks of a round, and comes to one state with them."""
         if self.departure.phase is Phase.BETWEEN:
             self.departure.phase = Phase.IN_GROUP
-        self.place = place
+        self.place, self._all_are_there = place, False
         self._training.set_place(place["rank"], place["world_size"])
         found: list[Any] = []
         while not found:
@@ -339,12 +376,8 @@ class Membership:
         offers = [[Offer(one - 1)] if one else [] for one in group.gather(mine)]
         choice = choose(offers, checkpoint["step"] if checkpoint else None)
         self._wait_for_newer(choice.step)
-        if choice.source == "nothing" and group.rank == 0 and self.place.get("restart_count"):
-            say(
-                "no worker, agent's memory or checkpoint has a state from before the job's "
-                f"{self.place['restart_count']} restarts: training begins at step 0. `checkpoint_dir` and "
-                "`snapshot_every` keep one"
-            )
+        if choice.source == "nothing":
+            self._see_that_it_is_the_first_start()
         if choice.source == "checkpoint":
             read = lambda: checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh)  # noqa: E731
             value = self.while_others_wait(read if group.rank == 0 else None)
@@ -355,19 +388,31 @@ class Membership:
         receivers = [rank for rank in range(group.size) if rank not in holders]
         return state.share(group, self._training.value, holders, receivers, mesh)
 
+    def _see_that_it_is_the_first_start(self) -> None:
+        """No rank has a state. Ends the job if steps were done, unless they are those of another session."""
+        if self._which.number > 0 or self.place.get("checkpoint") or not worker.available():
+            return
+        done = max(self.group.gather(max(self._known, worker.steps_done())))
+        if done:
+            worker.give_up(
+                f"the job has done {done} steps, and no worker has their state any more: {self._disk.why_lost()}. To "
+                "begin again at step 0, start all agents with --fresh, or with another --rdzv-id"
+            )
+
     def _wait_for_newer(self, newest: int) -> None:
         """The rank with a state newer than `newest` died before another rank had it. With snapshots it is still in its
         agent's memory, and comes back with that agent's next worker: this waits for it."""
         known = max(self.group.gather(self._known))
         self._known = max(newest, known)
         if newest < known and self._disk.snapshot_every is None:
-            say(f"no rank has the state of step {known} any more: training continues from step {newest}")
-            self._known = newest
+            if newest:
+                say(f"no rank has the state of step {known} any more: training continues from step {newest}")
+                self._known = newest
         elif newest < known:
             say(f"no rank here has step {known}: waiting {_RETURN:.0f} s for the worker whose agent holds its snapshot")
             if worker.forms_within(_RETURN):
                 raise GroupLost("the rank that had the newest state may come back")
-            self._known = newest
+            self._known = newest or known
 
     def _leave(self) -> NoReturn:
         """Ends this worker, which was asked to leave and is in no group."""

@@ -41,9 +41,7 @@ _LOSS_EVERY = 5.0
 
 
 class Session(Elastic):
-    """The training of one model on a group of ranks that may change at any time.
-
-    ::
+    """The training of one model on a group of ranks that may change at any time::
 
         sampler = elastic.ElasticBatchSampler(dataset, global_batch=256)
         loader = DataLoader(dataset, batch_sampler=sampler)
@@ -238,6 +236,7 @@ class Session(Elastic):
     def _batches_of_a_step(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         place = self.sampler.first_place()
         self._step = step = Step(self.sampler.micro_batches())
+        self._members.begin_step()
         for size in step.batches:
             with draws.kept(loader, f"{self._training.seed} {self.step_number} {place}"):
                 batch = self._members.departure.next_batch(batches)
@@ -340,11 +339,13 @@ class Session(Elastic):
         counted = step.count is not None
 
         def summed() -> tuple[float, ...]:
+            computed = self._members.meet_in_first_step(lambda: self._add(loss))
             mark = self._sameness.mark(counted=counted) if group.size > 1 else 0
             changing, leaving = worker.forming() is not None, self._members.departure.asked
             vote = Vote(changing, leaving, False, step.count or 0, self._training.metric, mark)
             self._gradients.sum_over(group, vote)
-            self._add(loss)
+            if not computed:
+                self._add(loss)
             self._disk.copied()
             votes = self._gradients.finish()
             if not votes.ended:
@@ -417,6 +418,7 @@ class Session(Elastic):
         if step.moved or step.ended or step.lost is not None or self._members.completed:
             return own
         try:
+            self._members.meet_in_first_step()
             return operation(self._members.group)
         except GroupLost as lost:
             step.lost, step.settled = str(lost), False
@@ -460,6 +462,7 @@ class Session(Elastic):
 
     def _say_ended(self) -> None:
         self._gradients.clear()
+        self._members.meet_in_first_step()
         self._gradients.sum_over(self._members.group, Vote(ended=True))
         self._gradients.finish()
         self._gradients.clear()

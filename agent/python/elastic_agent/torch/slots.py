@@ -10,7 +10,7 @@ import json
 import mmap
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -136,6 +136,8 @@ class Slots:
         self._memory, self._half = memory, len(memory) // (2 * shares) // _PAGE * _PAGE
         self._begin = 2 * share * self._half
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        # What this process has put into each slot and does not put there again: places, and checksums by what is there.
+        self._kept: dict[int, dict[tuple[int, int, int], int]] = {}
 
     def fits(self, plan: Plan) -> bool:
         """Whether a slot has room for it."""
@@ -164,10 +166,27 @@ class Slots:
         self._mark(at, b"\0" * len(_MAGIC))
         return at, newest + 1
 
-    def fill(self, place: tuple[int, int], step: int, round_: int, plan: Plan, on_host: Sequence[torch.Tensor]) -> None:
-        """Copies a state, whose tensors are `on_host`. It is not whole before `complete`."""
+    def fill(
+        self,
+        place: tuple[int, int],
+        step: int,
+        round_: int,
+        plan: Plan,
+        on_host: Sequence[torch.Tensor],
+        changes: Mapping[int, int],
+    ) -> None:
+        """Copies a state, whose tensors are `on_host`. It is not whole before `complete`. changes: how often a tensor
+        that seldom changes has done so, by its place in memory. What the slot holds of it is not copied again."""
         at = place[0]
-        checksums = [self._copy(at + _PAGE + offset, one) for offset, one in zip(plan.places, on_host)]
+        before, kept = self._kept.pop(at, {}), {}
+        checksums = []
+        for offset, one in zip(plan.places, on_host):
+            number = changes.get(one.data_ptr())
+            key = (offset, one.data_ptr(), -1 if number is None else number)
+            checksums.append(before[key] if key in before else self._copy(at + _PAGE + offset, one))
+            if number is not None:
+                kept[key] = checksums[-1]
+        self._kept[at] = kept
         text = plan.text(checksums)
         end = at + _PAGE + plan.size
         self._memory[end : end + len(text)] = text
@@ -180,6 +199,7 @@ class Slots:
         if _PAGE + size > self._half:
             return None
         place = self.begin(None)
+        self._kept.pop(place[0], None)
         self._put_head(place, head)
         return place, torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=place[0] + _PAGE)
 

@@ -17,23 +17,24 @@ pub(super) async fn converse(stream: UnixStream, shared: Arc<Shared>) {
     let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
     let (reader, writer) = stream.into_split();
     let (line, lines) = mpsc::channel(WAITING);
-    let let_go = Arc::new(Notify::new());
+    let (let_go, asked) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let id = {
         let mut state = shared.state();
         state.next += 1;
         let id = state.next;
-        let connection = Connection { line: line.clone(), let_go: Arc::clone(&let_go), registered: None, pid };
+        let (line, let_go, asked) = (line.clone(), Arc::clone(&let_go), Arc::clone(&asked));
+        let connection = Connection { line, let_go, registered: None, asked, heard: false, pid };
         state.connections.insert(id, connection);
         id
     };
     let writing = tokio::spawn(write_lines(writer, lines));
     tokio::select! {
-        () = listen(id, reader, &line, &shared) => {}
+        () = listen(id, reader, &line, &asked, &shared) => {}
         // What is queued will not be read.
         () = let_go.notified() => writing.abort(),
     }
     shared.state().connections.remove(&id);
-    shared.ended.notify_waiters();
+    shared.heard.notify_waiters();
     shared.awareness.notify_one();
 }
 
@@ -42,15 +43,32 @@ fn id_of(line: &[u8]) -> Option<u64> {
     serde_json::from_slice::<serde_json::Value>(line).ok()?.get("id")?.as_u64()
 }
 
-async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Outgoing>, shared: &Arc<Shared>) {
+async fn listen(
+    id: u64,
+    reader: OwnedReadHalf,
+    line: &mpsc::Sender<Outgoing>,
+    asked: &Arc<Notify>,
+    shared: &Arc<Shared>,
+) {
     let mut reader = BufReader::new(reader);
     let mut buffer = Vec::new();
     let mut requests = Requests::default();
     loop {
-        buffer.clear();
-        match (&mut reader).take(MAX_LINE as u64 + 1).read_until(b'\n', &mut buffer).await {
-            Ok(0) | Err(_) => return,
-            Ok(read) if read > MAX_LINE => {
+        let left = (MAX_LINE + 1 - buffer.len()) as u64;
+        let mut limited = (&mut reader).take(left);
+        let read = tokio::select! {
+            biased;
+            read = limited.read_until(b'\n', &mut buffer) => read,
+            // What has come of a line stays in the buffer.
+            () = asked.notified() => {
+                hear(id, reader.get_ref().as_ref(), asked, shared).await;
+                continue;
+            }
+        };
+        match read {
+            Err(_) => return,
+            Ok(_) if buffer.is_empty() => return,
+            Ok(_) if buffer.len() > MAX_LINE => {
                 let message = format!("a line of over {MAX_LINE} bytes; the connection is closed");
                 let _ = line.send(ToWorker::Error { id: None, message, again: false }.into()).await;
                 return;
@@ -68,5 +86,18 @@ async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Outgoing>, s
                 let _ = line.send(ToWorker::Error { id: id_of(&buffer), message, again: false }.into()).await;
             }
         }
+        buffer.clear();
     }
+}
+
+/// Says that all that had come on a connection is read, if it is. Else asks once more.
+async fn hear(id: u64, stream: &UnixStream, asked: &Notify, shared: &Shared) {
+    if rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0) {
+        asked.notify_one();
+        return tokio::task::yield_now().await;
+    }
+    if let Some(connection) = shared.state().connections.get_mut(&id) {
+        connection.heard = true;
+    }
+    shared.heard.notify_waiters();
 }

@@ -48,21 +48,24 @@ pub struct WorkerSocket {
 }
 
 impl WorkerSocket {
-    /// Listens at `path`, for this user alone. Must be called within a tokio runtime.
+    /// Listens at `path`, for this user alone. `fresh`: what the job did before counts for nothing. Must be called within
+    /// a tokio runtime.
     pub fn open(
         path: &Path,
-        rendezvous: JobStore,
-        paths: JobPaths,
+        (rendezvous, paths): (JobStore, JobPaths),
         status: watch::Receiver<Status>,
+        fresh: bool,
     ) -> Result<WorkerSocket, SocketError> {
         let shared = Arc::new(Shared {
             rendezvous,
             paths,
             status,
+            fresh,
             state: Mutex::default(),
-            ended: Notify::new(),
+            heard: Notify::new(),
             awareness: Notify::new(),
             round_asked: Notify::new(),
+            finished: Notify::new(),
         });
         let listening = listen(path, &shared)?;
         Ok(WorkerSocket { path: path.to_owned(), shared, listening })
@@ -92,7 +95,8 @@ impl WorkerSocket {
     pub fn begin(&self, places: Vec<Assignment>) {
         let mut state = self.shared.state();
         state.told = Told::default();
-        (state.forming, state.ahead, state.round_asked) = (None, false, None);
+        (state.forming, state.ahead, state.round_asked, state.finished) = (None, false, None, None);
+        state.first_round = state.first_round.or(places.first().map(|place| place.round));
         for connection in state.connections.values_mut() {
             let Some(registered) = connection.registered.as_mut().filter(|registered| registered.quiesced) else {
                 continue;
@@ -157,29 +161,44 @@ impl WorkerSocket {
         }
     }
 
+    /// Waits until a worker says whether the training is over. The wait may be cancelled.
+    pub async fn finished(&self) -> bool {
+        loop {
+            let finished = self.shared.state().finished.take();
+            match finished {
+                Some(finished) => return finished,
+                None => self.shared.finished.notified().await,
+            }
+        }
+    }
+
     /// Tells the workers that the node is leaving.
     pub fn draining(&self, grace: Duration) {
         self.tell_all(&ToWorker::Draining { grace_ms: grace.as_millis() as u64 });
     }
 
     /// Waits until everything that an exited worker sent has been read, for at most `limit`. A worker's exit can be
-    /// known before its last messages are read.
+    /// known before its last messages are read. A child of the worker may hold a connection open: its end is not waited
+    /// for.
     pub async fn heard_out(&self, local_rank: u32, limit: Duration) {
+        // A connection that has not registered yet may also be this worker's.
+        let is_its = |connection: &Connection| {
+            connection.registered.is_none_or(|registered| registered.local_rank == local_rank)
+        };
+        for connection in self.shared.state().connections.values_mut().filter(|connection| is_its(connection)) {
+            connection.heard = false;
+            connection.asked.notify_one();
+        }
         let heard_out = async {
             loop {
-                let mut ended = std::pin::pin!(self.shared.ended.notified());
-                ended.as_mut().enable();
-                // A connection that has not registered yet may also be this worker's.
-                let is_its = |connection: &Connection| {
-                    connection.registered.is_none_or(|registered| registered.local_rank == local_rank)
-                };
-                if !self.shared.state().connections.values().any(is_its) {
+                let mut heard = std::pin::pin!(self.shared.heard.notified());
+                heard.as_mut().enable();
+                if self.shared.state().connections.values().filter(|one| is_its(one)).all(|one| one.heard) {
                     return;
                 }
-                ended.await;
+                heard.await;
             }
         };
-        // A child of the worker may hold a connection open. After `limit` this is no longer waited for.
         let _ = timeout(limit, heard_out).await;
     }
 

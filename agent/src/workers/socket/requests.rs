@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use elastic_node::requests::{barrier, checkpoint};
 use elastic_proto::worker::{Checkpoint, FromWorker, ToWorker};
+use elastic_rendezvous::job::{ProgressRecord, Versioned};
 use elastic_store::Store;
 use futures::future::BoxFuture;
 use tokio::net::UnixStream;
@@ -127,6 +128,16 @@ pub(super) async fn answer(
                 }
             }
         }
+        FromWorker::StepsDone { id } => {
+            let (shared, answers) = (Arc::clone(shared), line.clone());
+            return Some(Box::pin(async move {
+                let _ = answers.send(steps_done(&shared, id).await.into()).await;
+            }));
+        }
+        FromWorker::Finished { finished } => {
+            shared.state().finished = Some(finished);
+            shared.finished.notify_one();
+        }
         FromWorker::Memory { id, bytes, rescue } => {
             let reply = lend(shared, local_rank(), id, bytes, rescue);
             let _ = line.send(reply).await;
@@ -177,6 +188,24 @@ fn meet(id: u64, name: String, line: mpsc::Sender<Outgoing>, shared: Arc<Shared>
         };
         let _ = line.send(reply.into()).await;
     })
+}
+
+/// How far the job is known to have come: the answer to request `id`.
+async fn steps_done(shared: &Shared, id: u64) -> ToWorker {
+    let (own, first) = {
+        let state = shared.state();
+        (state.furthest.map_or(0, |furthest| furthest.progress.last.0), state.first_round)
+    };
+    let Some(store) = shared.rendezvous.store() else { return ToWorker::StepsDone { id, step: own } };
+    let from = first.filter(|_| shared.fresh).unwrap_or(0);
+    match store.get(&shared.paths.keys.progress()).await {
+        Ok(found) => {
+            let record = found.and_then(|found| Versioned::<ProgressRecord>::parse(&found).ok());
+            let record = record.map(|record| record.value).filter(|record| record.round >= from);
+            ToWorker::StepsDone { id, step: own.max(record.map_or(0, |record| record.step)) }
+        }
+        Err(error) => ToWorker::Error { id: Some(id), message: error.to_string(), again: true },
+    }
 }
 
 /// Lends memory for a snapshot to the worker `local_rank`: the answer to request `id`.

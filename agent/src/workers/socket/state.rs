@@ -101,13 +101,17 @@ pub(super) struct Shared {
     pub(super) rendezvous: JobStore,
     pub(super) paths: JobPaths,
     pub(super) status: watch::Receiver<Status>,
+    /// Whether what the job did before this agent's first round counts for nothing.
+    pub(super) fresh: bool,
     pub(super) state: Mutex<SocketState>,
-    /// Notified when a connection was read to its end.
-    pub(super) ended: Notify,
+    /// Notified when all that had come on a connection is read, or the connection has ended.
+    pub(super) heard: Notify,
     /// Notified when a worker's awareness may have changed.
     pub(super) awareness: Notify,
     /// Notified when a worker has asked for another round.
     pub(super) round_asked: Notify,
+    /// Notified when a worker has said whether the training is over.
+    pub(super) finished: Notify,
 }
 
 /// A worker's connection, until it is read to its end.
@@ -116,6 +120,9 @@ pub(super) struct Connection {
     /// Closes the connection.
     pub(super) let_go: Arc<Notify>,
     pub(super) registered: Option<Registered>,
+    /// Asks whether all that had come is read. `heard` is true once it is.
+    pub(super) asked: Arc<Notify>,
+    pub(super) heard: bool,
     /// The process id of the peer that opened it.
     pub(super) pid: Option<i32>,
 }
@@ -149,6 +156,10 @@ pub(super) struct SocketState {
     pub(super) ahead: bool,
     pub(super) told: Told,
     pub(super) furthest: Option<Furthest>,
+    /// The first round in which this agent's workers had places.
+    pub(super) first_round: Option<u64>,
+    /// What a worker said last of whether the training is over, until it is taken.
+    pub(super) finished: Option<bool>,
     /// By local rank.
     pub(super) step_times: BTreeMap<u32, StepTimes>,
     /// Steps that take longer than this are warned of, once.

@@ -298,6 +298,10 @@ fn growth(
     if !all_running {
         return (Verdict::Wait, "newcomers wait until the round runs fully".to_owned());
     }
+    let finished = |node| view.roster.node(node).is_some_and(|present| present.record.finished);
+    if view.roster.members().any(|(node, _)| finished(node)) {
+        return (Verdict::Wait, "the training is over, and the workers end: no node is admitted".to_owned());
+    }
     let settled = view.since + view.spec.timings.min_round_time;
     let called = if newcomers >= room || view.growth_is_cheap() { None } else { view.last_call(now) };
     let grows = settled.min(view.quick.ready(view.growth_refill()));

@@ -93,6 +93,9 @@ pub struct NodeRecord {
     /// ahead. Where the others are enough, they continue without it until those are warm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lacks_workers: bool,
+    /// As it runs: whether the training is over, and its workers only end. No newcomer is admitted then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub finished: bool,
     /// Whether it introduces its host to the workers' store of its round: it knows the job's secret, and was started
     /// without `workers_store_open`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -37,6 +37,7 @@ pub fn node(name: &str) -> NodeRecord {
         place: None,
         warms_up: false,
         lacks_workers: false,
+        finished: false,
         introduces: false,
         release: None,
         command: None,

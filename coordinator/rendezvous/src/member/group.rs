@@ -66,6 +66,13 @@ pub enum GroupReport {
         /// Whether none of the workers has died.
         whole: bool,
     },
+    /// Whether the training of this round is over, and the workers only end.
+    Finished {
+        /// The round.
+        round: u64,
+        /// Whether it is.
+        finished: bool,
+    },
     /// Leave as planned; reported again: leave at once.
     Drain,
     /// The answer to [`Command::Conclude`]: nothing is left to do.

@@ -316,6 +316,8 @@ pub struct Member {
     seat: SeatLookup,
     /// An address held for rank 0's bootstrap of the next round.
     master: Option<Endpoint>,
+    /// The round whose training is over, as its workers said last.
+    finished: Option<u64>,
     /// The job's secret, once read.
     secret: Option<JobSecret>,
     /// Transactions under way.
@@ -350,6 +352,7 @@ impl Member {
             renewed: Time::ZERO,
             proofs: Proofs::default(),
             leadership: Leadership::default(),
+            finished: None,
             secret: None,
             round: None,
             stage_since: None,

@@ -57,6 +57,7 @@ impl Member {
             GroupReport::Ended { round, outcome } => self.ended(round, outcome, out),
             GroupReport::Stopped { master } => self.stopped(now, master),
             GroupReport::Quiesced { master, whole } => self.quiesced(master, whole),
+            GroupReport::Finished { round, finished } => self.finished = finished.then_some(round),
             GroupReport::Drain => self.drain(now, out),
             GroupReport::Concluded => {}
         }
@@ -412,7 +413,8 @@ impl Member {
         };
         let master = self.master.clone().filter(|_| phase == Phase::Waiting);
         let lacks_workers = at_rest && phase == Phase::Waiting && round.is_some() && self.lacks_workers();
-        Some(NodeRecord { phase, round, failure, master, lacks_workers, ..self.setup.record.clone() })
+        let finished = phase == Phase::Running && round == self.finished;
+        Some(NodeRecord { phase, round, failure, master, lacks_workers, finished, ..self.setup.record.clone() })
     }
 
     fn keep_own_key(&mut self, now: Time, out: &mut Out) {

@@ -98,6 +98,7 @@ fn kind(input: &MemberInput) -> &'static str {
         MemberInput::Agent(GroupReport::Stopped { .. }) => "stopped",
         MemberInput::Agent(GroupReport::Quiesced { .. }) => "quiesced",
         MemberInput::Agent(GroupReport::Drain) => "drain",
+        MemberInput::Agent(GroupReport::Finished { .. }) => "finished",
         MemberInput::Agent(GroupReport::Concluded) => "concluded",
     }
 }

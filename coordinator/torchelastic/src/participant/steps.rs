@@ -47,7 +47,8 @@ impl Participant {
     fn reported(&mut self, now: Time, report: GroupReport) {
         match report {
             // No one is asked to quiesce here: every change restarts the workers, as torchrun's nodes do.
-            GroupReport::Started(_) | GroupReport::Quiesced { .. } | GroupReport::Concluded => {}
+            GroupReport::Started(_) | GroupReport::Quiesced { .. } => {}
+            GroupReport::Finished { .. } | GroupReport::Concluded => {}
             GroupReport::Ended { round, outcome } => self.ended(now, round, outcome),
             GroupReport::Stopped { master } => {
                 self.workers = Workers::None;

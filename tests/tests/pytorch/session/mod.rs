@@ -1,8 +1,10 @@
 //! `elastic_agent.torch.Session`: a training loop whose process outlives changes of its group.
 
 mod deaths;
+mod lost;
 mod promises;
 mod replicas;
+mod slow;
 
 use elastic_agent::for_tests::{TcpStore, WorkersStoreLimits};
 use elastic_tests::prelude::*;
@@ -50,9 +52,16 @@ async fn a_session_keeps_its_process_and_loses_no_step() {
     let last = works(&job, "applied", third + 1, 1).await;
     assert_eq!(last_step(&lines(&job), third) + 1, first_step(&lines(&job), last), "a leave repeats nothing");
 
+    // When a node comes after the last step, while the script tests its model, then it gets no place
+    job.write("tests", "");
     let epochs = finish(&job);
-    assert_eq!(agents[0].exit(LIMIT).await, 0);
+    eventually("the training is over", LIMIT, async || lines(&job).into_iter().find(|line| line.is("end"))).await;
+    agents[1] = job.start("b");
+    agents[0].says("no node is admitted", LIMIT).await;
+    std::fs::remove_file(job.path("tests")).unwrap();
+    ended(&mut agents, 0).await;
     let told = lines(&job);
+    assert_eq!(told.iter().filter(|line| line.is("end")).count(), 1);
     each_sample_once_an_epoch(&told, epochs);
 
     // Then the result is that of a training that nothing disturbed

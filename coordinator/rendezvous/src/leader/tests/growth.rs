@@ -112,3 +112,19 @@ fn newcomers_are_gathered_unless_growth_is_cheap() {
         assert_eq!(job.comes("c"), waits, "{members_warm_up} {newcomer_warms_up} {policy}");
     }
 }
+
+#[test]
+fn no_node_is_admitted_once_the_training_is_over() {
+    let mut job = Job::new(Scene::new(), false, false);
+    let says = |finished: bool| json!({ "phase": "running", "round": 1, "finished": finished });
+    job.say("a", &says(true));
+    job.say("c", &json!({ "phase": "waiting", "master": { "host": "h", "port": 2 } }));
+    job.now = job.now + Duration::from_secs(3600);
+    job.leader.step(job.now, LeaderInput::Tick);
+    job.settle();
+    assert_eq!(job.number(), 1);
+
+    // Until another training of the same script begins
+    job.say("a", &says(false));
+    assert_eq!(job.number(), 2);
+}

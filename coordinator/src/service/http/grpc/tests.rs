@@ -134,6 +134,7 @@ fn node() -> NodeRecord {
         place: Some(4),
         warms_up: true,
         lacks_workers: true,
+        finished: true,
         introduces: true,
         release: Some(release()),
         command: None,
