@@ -132,8 +132,8 @@ impl Member {
 
     /// Campaigns after a random pause, which keeps the others apart. Three kinds of node let others go first. A node that
     /// is about to leave: where all leave, somebody must still bring the round to its end. One without a place: a member
-    /// knows when it heard the leader last. And a leader that resigned, since the store refuses what it writes: for longer
-    /// than a slow store takes to answer another node.
+    /// knows when it heard the leader last. And a leader that resigned, since the store refuses what it writes: for
+    /// longer than a slow store takes to answer another node.
     pub(super) fn campaign_soon(&mut self, now: Time) {
         let members = self.round.as_ref().and_then(|round| round.value.sealed).map_or(0, |sealed| sealed.nodes);
         let spread = campaign_spread(members);
