@@ -27,6 +27,7 @@ from .group import Group, GroupLost
 from .keeper import say
 from .nccl import Nccl
 from .operations import Errand
+from .pulse import SLOW
 from .replica import Replica
 from .state import Progress
 
@@ -34,8 +35,6 @@ from .state import Progress
 _LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Seconds in which all processes of a group have got a signal.
 _SPREAD = 1.0
-# The first step in a group may take so many times as long as an exchange between ranks, on a rank that lives.
-_SLOW = 10
 # Seconds to wait for a worker that may bring the newest state back.
 _RETURN = 60.0
 
@@ -277,7 +276,7 @@ class Membership:
         """Before a step, whose forward and backward pass may take very long if it is the first in this group, as where
         a newcomer compiles. From now on the others hear that this rank is at work, not only that it says nothing."""
         if not self._all_are_there and self._slow is None and self.group.size > 1:
-            self._slow = Aside(self.group, self._next_place, limit=_SLOW * self._operation_timeout)
+            self._slow = Aside(self.group, self._next_place, limit=SLOW * self._operation_timeout)
 
     def meet_in_first_step(self, compute: Callable[[], None] = lambda: None) -> bool:
         """If this is the first step in this group, computes its gradient, and waits until all ranks have theirs. Returns

@@ -84,7 +84,7 @@ class Session(Elastic):
     - backend: "nccl", "gloo", or None for NCCL if the parameters are on a GPU and all ranks have it, else gloo. Without
       NCCL, gradients on a GPU go through the hosts, and a line says why. All else uses gloo.
     - operation_timeout: seconds that an exchange between ranks may take, counted from the last piece of a state that has
-      come, and that a commit may take.
+      come, and that a commit may take. A rank that gives signs of life has ten times as long.
     - loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, no node has died that
       the agents know of: this worker requests a round, which costs the job a restart.
     """

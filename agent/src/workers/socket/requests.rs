@@ -111,28 +111,13 @@ pub(super) async fn answer(
         }
         // Other nodes may arrive much later. The worker can send further messages meanwhile.
         FromWorker::Barrier { id, name } => return Some(meet(id, name, line.clone(), Arc::clone(shared))),
-        FromWorker::Commit { id, checkpoint } => {
-            let store = shared.rendezvous.store().cloned().ok_or(ONE_KEY_AT_A_TIME);
-            let store = store.and_then(|store| local_rank().map(|_| store).ok_or(UNREGISTERED));
-            let pid = shared.state().connections.get(&connection).and_then(|connection| connection.pid);
-            let (shared, answers) = (Arc::clone(shared), line.clone());
-            match store {
-                Ok(store) => {
-                    return Some(Box::pin(async move {
-                        let reply = commit(&*store, &shared, id, checkpoint, pid).await;
-                        let _ = answers.send(reply.into()).await;
-                    }));
-                }
-                Err(message) => {
-                    let _ = line.send(refuse(Some(id), message).into()).await;
-                }
-            }
-        }
+        FromWorker::Commit { id, checkpoint } => match publish(connection, id, checkpoint, line, shared) {
+            Ok(request) => return Some(request),
+            Err(message) => drop(line.send(refuse(Some(id), message).into()).await),
+        },
         FromWorker::StepsDone { id } => {
             let (shared, answers) = (Arc::clone(shared), line.clone());
-            return Some(Box::pin(async move {
-                let _ = answers.send(steps_done(&shared, id).await.into()).await;
-            }));
+            return Some(Box::pin(async move { drop(answers.send(steps_done(&shared, id).await.into()).await) }));
         }
         FromWorker::Finished { finished } => {
             shared.state().finished = Some(finished);
@@ -225,6 +210,24 @@ fn lend(shared: &Shared, local_rank: Option<u32>, id: u64, bytes: u64, rescue: V
         Ok((file, bytes)) => Outgoing { message: ToWorker::Memory { id, bytes }, file: Some(file) },
         Err(message) => refuse(Some(id), message).into(),
     }
+}
+
+/// Begins to publish a checkpoint, unless nothing from this connection can be published.
+fn publish(
+    connection: u64,
+    id: u64,
+    checkpoint: Checkpoint,
+    line: &mpsc::Sender<Outgoing>,
+    shared: &Arc<Shared>,
+) -> Result<Request, &'static str> {
+    let store = shared.rendezvous.store().cloned().ok_or(ONE_KEY_AT_A_TIME)?;
+    let pid = {
+        let state = shared.state();
+        let found = state.connections.get(&connection).filter(|connection| connection.registered.is_some());
+        found.ok_or(UNREGISTERED)?.pid
+    };
+    let (shared, answers) = (Arc::clone(shared), line.clone());
+    Ok(Box::pin(async move { drop(answers.send(commit(&*store, &shared, id, checkpoint, pid).await.into()).await) }))
 }
 
 /// Publishes a checkpoint that exists: the answer to request `id`.
