@@ -47,7 +47,7 @@ def equal(left, right):
 def filled(memory, step, state, complete=True):
     plan, into = Plan(state, FACTS, (0, 1)), Slots(memory)
     place = into.begin(None)
-    into.fill(place, step, 1, plan, plan.tensors)
+    into.fill(place, step, 1, plan, plan.tensors, {})
     if complete:
         into.complete(place)
 

@@ -25,7 +25,7 @@ def total(one):
 
 
 state = elastic.State(models=pair.models, optimizers=pair.optimizers, until=1)
-with elastic.Loop(state) as loop:
+with elastic.Loop(state, snapshot_every=1) as loop:
     while loop.step_number < state.until:
         with loop.step():
             state.until = loop.agree(harness.wanted("until"))

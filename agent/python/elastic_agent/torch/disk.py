@@ -46,7 +46,7 @@ class Disk:
             every=self.snapshot_every,
             sharded=mesh is not None,
             layout=self._replica.layout,
-            frozen=Frozen(self._training.model.parameters()),
+            frozen=Frozen(self._training.parameters()),
         )
         held = {(one.step, one.round): one for one in self._keeper.held()}
         newest = self._replica.common(held)

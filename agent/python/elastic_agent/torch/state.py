@@ -154,6 +154,12 @@ class Progress:
         """What tells its snapshots from those of another training."""
         return {"loop": [fingerprint(one) for one in leaves(self._state) if _has_state(one)]}
 
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Those of all models."""
+        for one in leaves(self._state):
+            if isinstance(one, torch.nn.Module):
+                yield from one.parameters()
+
     def set_place(self, rank: int, world_size: int) -> None:
         """This worker has another place from now on."""
 
