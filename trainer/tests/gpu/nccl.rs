@@ -13,7 +13,7 @@ use crate::training::{SHORT, checksum, command, printed, refused};
 use crate::worker::free_port;
 
 /// Nothing in these tests takes this long.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 const LACKS: &str = "gradients are summed over TCP, through the host";
 
