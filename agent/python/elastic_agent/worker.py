@@ -367,14 +367,8 @@ def report_progress(
 
 def steps_done(timeout: float | None = 30) -> int:
     """The furthest step that a worker of the job is known to have reported; 0 before the first. What was done before
-    `elastic-agent --fresh` does not count. An older agent does not know: then 0. Raises AgentError if it cannot tell for
-    now."""
-    try:
-        return _connected().ask({"type": "steps_done"}, timeout)["step"]
-    except AgentError as error:
-        if error.again:
-            raise
-        return 0
+    `elastic-agent --fresh` does not count. Raises AgentError if the agent cannot tell."""
+    return _connected().ask({"type": "steps_done"}, timeout)["step"]
 
 
 def training_is_over(finished: bool = True) -> None:
