@@ -16,7 +16,7 @@ class Agent:
         group = {"group_rank": rank // local, "group_world_size": nodes}
         address = {"master_addr": "127.0.0.1", "master_port": port}
         self.place = {"rank": rank, "world_size": nodes * local, "round": first_round, **group, **address}
-        for name in ("ready", "quiesce", "request_round", "forms_within", "available"):
+        for name in ("ready", "quiesce", "request_round", "forms_within", "available", "steps_done"):
             setattr(worker, name, getattr(self, name))
         worker.forming = lambda: None
         worker.on_round_change = worker.report_progress = worker.training_is_over = lambda *_, **__: None
@@ -29,6 +29,9 @@ class Agent:
 
     def request_round(self, reason):
         pass
+
+    def steps_done(self):
+        return 0
 
     def forms_within(self, seconds):
         time.sleep(min(seconds, 0.01))
