@@ -53,6 +53,7 @@ const SEEDS: u64 = 4_000;
 /// changed since, it continues from the first seed.
 const FOUND_AT: &[(&str, u64)] = &[
     ("a_lease_counts_without_its_key", Family::LATE + 2_129),
+    ("a_successor_is_always_a_member", Family::ROLES + 525),
     ("fence_by_the_newer_proof", Family::EXCLUSIONS + 107),
     ("word_without_age", Family::ROLES + 173),
     ("heard_from_receipt", Family::ROLES + 4_989),
@@ -61,7 +62,7 @@ const FOUND_AT: &[(&str, u64)] = &[
     ("a_pause_lets_workers_rest", Family::PAUSES + 248),
     ("who_rests_is_not_paused", Family::PAUSES + 428),
     ("held_for_ever", Family::ROLES + 179),
-    ("rounds_go_back", Family::RESTORES + 438),
+    ("rounds_go_back", Family::RESTORES + 665),
     ("a_node_does_not_notice_a_restore", Family::RESTORES + 446),
     ("evicted_though_heard", Family::RESTORES + 2_365),
 ];
