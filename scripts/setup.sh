@@ -5,7 +5,7 @@
 #   scripts/setup.sh demo      a C compiler and protoc
 #   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, strace, e2fsprogs, openssl, curl, xz, cargo-nextest,
 #                            maturin, NVIDIA's compiler for kernels (two versions of it: the newest, and
-#                            PyTorch's in target/), an etcd 3.5, Prometheus and Slurm in target/, PyTorch in .torch/,
+#                            PyTorch's in target/), Prometheus and Slurm in target/, etcd 3.5 and 3.7 in the user's cache, PyTorch in .torch/,
 #                            and chromium
 #   scripts/setup.sh verify    the same as demo, and cargo-deny
 #   scripts/setup.sh book      the same as demo, and mdbook in target/book-tools
@@ -158,11 +158,14 @@ nvrtc_of_pytorch() {
     say "without it, the test that compiles kernels by it is left out"
 }
 
-etcd_3_5() {
-    packages pip3 python3-pip
-    if ! "$root/scripts/etcd-3.5.sh"; then
-        say "no etcd 3.5 could be fetched: the tests run on the installed etcd alone"
-    fi
+# Beside the installed one: an older release with other words, and the newest.
+later_etcds() {
+    local release
+    for release in 3.5 3.7; do
+        if ! "$root/scripts/etcd.sh" "$release" >/dev/null; then
+            say "without etcd $release, the tests of the store on it are left out"
+        fi
+    done
 }
 
 prometheus() {
@@ -223,7 +226,7 @@ test)
     tool maturin maturin "$maturin"
     nvrtc
     nvrtc_of_pytorch
-    etcd_3_5
+    later_etcds
     prometheus
     slurm
     pytorch

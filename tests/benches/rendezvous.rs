@@ -76,7 +76,7 @@ fn main() -> Result<()> {
     for nodes in sizes {
         let runs = if nodes <= 64 { 5 } else { 3 };
         let newer = if nodes > MOST_ON_ANY {
-            let Some(binary) = etcd35() else { continue };
+            let Some(binary) = etcd_of("3.5") else { continue };
             println!("on etcd 3.5:");
             let options = EtcdOptions { binary: Some(binary), ..EtcdOptions::default() };
             Some(runtime()?.block_on(EtcdServer::start(options)))

@@ -34,7 +34,7 @@ impl Setting {
 
     pub(crate) fn etcd(self) -> Result<PathBuf> {
         match self {
-            Setting::Etcd35 => etcd35().context("no etcd 3.5: scripts/setup.sh test fetches it"),
+            Setting::Etcd35 => etcd_of("3.5").context("no etcd 3.5: scripts/setup.sh test fetches it"),
             _ => Ok(Path::new("etcd").to_owned()),
         }
     }

@@ -76,7 +76,7 @@ impl Testbed {
             coordinator,
             names: Names::serve(known)?,
             clock: clock(folder)?,
-            newer_etcd: etcd35(),
+            newer_etcd: etcd_of("3.5"),
             etcd: setting.etcd()?,
             setting,
             results: training.undisturbed(folder).await?,

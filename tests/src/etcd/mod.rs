@@ -63,9 +63,11 @@ impl Member {
 }
 
 impl EtcdOptions {
-    /// A server that offers the v2 API beside v3.
+    /// A server that offers the v2 API beside v3: the machine's own etcd, also where a later one comes before it on the
+    /// path. Etcd 3.6 has that API no more.
     pub fn with_v2() -> EtcdOptions {
-        EtcdOptions::default().args(["--enable-v2"])
+        let installed = PathBuf::from("/usr/bin/etcd");
+        EtcdOptions { binary: installed.exists().then_some(installed), ..EtcdOptions::default() }.args(["--enable-v2"])
     }
 
     /// Adds arguments.
@@ -414,19 +416,27 @@ pub async fn subject(binary: Option<PathBuf>) -> Subject {
     Subject::new(store, Arc::new(compact)).keeping(server)
 }
 
-/// The etcd 3.5 that `scripts/etcd-3.5.sh` fetches: `$ELASTIC_ETCD35`, or `target/etcd-3.5/etcd`.
+/// The server of a release, `3.5`, `3.6` or `3.7`, that `scripts/etcd.sh` has put into the user's cache: the newest of it.
 ///
-/// Panics if there is none and `ELASTIC_REQUIRE_ETCD35` is set.
-pub fn etcd35() -> Option<PathBuf> {
-    let named = std::env::var_os("ELASTIC_ETCD35").map(PathBuf::from);
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let found = [named, Some(target.join("etcd-3.5/etcd")), Some(root.join("target/etcd-3.5/etcd"))]
+/// Panics if there is none and `ELASTIC_REQUIRE_ETCD35`, or that of another release, is set.
+pub fn etcd_of(release: &str) -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+    let kept = cache.and_then(|cache| std::fs::read_dir(cache.join("elastic-etcd")).ok());
+    let patch = |name: &str| match name.strip_prefix(release)?.strip_prefix('.') {
+        Some(patch) => patch.parse::<u32>().ok(),
+        None => (name == release).then_some(0),
+    };
+    let found = kept
         .into_iter()
         .flatten()
-        .find(|path| path.exists());
+        .flatten()
+        .filter_map(|entry| Some((patch(entry.file_name().to_str()?)?, entry.path().join("etcd"))))
+        .filter(|(_, binary)| binary.exists())
+        .max();
     if found.is_none() {
-        skip("ETCD35", "there is no etcd 3.5: run scripts/etcd-3.5.sh");
+        let why = format!("there is no etcd {release}: `scripts/etcd.sh {release}` gets one");
+        skip(&format!("ETCD{}", release.replace('.', "")), why);
     }
-    found
+    found.map(|(_, binary)| binary)
 }

@@ -260,7 +260,7 @@ async fn a_job_needs_no_more_than_its_own_users_and_tells_no_secret() {
 #[tokio::test]
 #[ignore = "takes a minute; make chaos runs it"]
 async fn tokens_that_end_in_the_middle_of_a_job_cost_it_nothing() {
-    for binary in [None].into_iter().chain(etcd35().map(Some)) {
+    for binary in [None].into_iter().chain(etcd_of("3.5").map(Some)) {
         let plain = EtcdOptions { binary: binary.clone(), ..Default::default() };
         let (signed, _key) = signed_tokens(plain.clone(), "2s");
         for (kind, options) in [("simple", plain.args(["--auth-token-ttl=1"])), ("signed", signed)] {

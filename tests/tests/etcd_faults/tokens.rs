@@ -10,9 +10,9 @@ use super::refusing_proxy::RefusingProxy;
 const LIMIT: Duration = Duration::from_secs(15);
 const ROOT: &str = "root-secret";
 
-/// Debian's etcd, and 3.5 where it is there: they tell of old tokens in different words.
+/// Debian's etcd, and 3.5 and 3.7 where they are there: they tell of old tokens in different words.
 fn binaries() -> Vec<Option<PathBuf>> {
-    [None].into_iter().chain(etcd35().map(Some)).collect()
+    [None].into_iter().chain(["3.5", "3.7"].map(etcd_of).into_iter().flatten().map(Some)).collect()
 }
 
 fn store_of_trainer(config: EtcdConfig) -> EtcdStore {
