@@ -92,11 +92,13 @@ async fn play(etcd: &Client, embedded: &Client, number: u32, steps: &[Step]) -> 
     Ok(())
 }
 
+/// As the newest: releases differ in which of two faults of a request they name.
 #[test]
 fn the_embedded_server_answers_as_etcd_does() {
+    let Some(newest) = etcd_of("3.7") else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (_real, etcd, embedded) = runtime.block_on(async {
-        let real = EtcdServer::start(EtcdOptions::default()).await;
+        let real = EtcdServer::start(EtcdOptions { binary: Some(newest), ..EtcdOptions::default() }).await;
         let etcd = real.client().await;
         let server = EmbeddedServer::bind(([127, 0, 0, 1], 0).into(), false).await.expect("a free port");
         let address = server.address().to_string();

@@ -48,13 +48,14 @@ impl Mvcc {
         for request in requests {
             let MvccRequest::Put(put) = request else { continue };
             let old = self.live.get(put.key.as_slice());
-            if old.is_none() && (put.value.is_none() || put.lease == PutLease::Keep) {
-                return Err(Error::KeyNotFound);
-            }
+            // In this order since etcd 3.7.
             if let PutLease::On(lease) = put.lease
                 && !self.leases.exists(lease)
             {
                 return Err(Error::LeaseNotFound);
+            }
+            if old.is_none() && (put.value.is_none() || put.lease == PutLease::Keep) {
+                return Err(Error::KeyNotFound);
             }
             if let Some(value) = &put.value {
                 gained += size_of(&put.key, value);

@@ -117,6 +117,7 @@ fn malformed_requests_are_refused_and_change_nothing() {
             vec![MvccRequest::Put(Put { value: Some(vec![]), lease: PutLease::On(LeaseId(7)), ..keep("k") })],
             Error::LeaseNotFound,
         ),
+        (vec![MvccRequest::Put(Put { lease: PutLease::On(LeaseId(7)), ..keep("other") })], Error::LeaseNotFound),
     ];
     for (success, error) in cases {
         assert_eq!(store.txn(T0, &MvccTxn { success, ..MvccTxn::default() }), Err(error));
