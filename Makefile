@@ -25,6 +25,8 @@ SEEDS ?= 100000
 FROM ?= 0
 # Tests whose workers import torch.
 WITH_TORCH = package(elastic-tests) & test(/^(pytorch|torch_store|launchers::with_torch)::/)
+# Tests of what etcd does, and of the programs that ask it most.
+WITH_ETCD = package(elastic-tests) & test(/^(etcd_faults|linearizable|operator|operator_doctor|protocol|agents|deploy::users)::/)
 # What needs the trainer with CUDA. Without it the trainer is checked beside all other crates: alone it would get libraries
 # with other features, which would be compiled for it.
 WITH_CUDA = tests campaign demo packaging
@@ -49,7 +51,7 @@ SIZES ?=
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-recoveries bench-torchft campaign soak fuzz chaos simulate model
+.PHONY: help demo quick test test-etcd test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-recoveries bench-torchft campaign soak fuzz chaos simulate model
 
 help: ## Lists these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +76,14 @@ else
 	$(if $(filter tests demo,$(CRATE)),@$(STEP) build cargo build --locked --workspace --bins)
 	@$(STEP) "tests of $(CRATE)" $(TEST) --package elastic-$(CRATE)
 endif
+
+test-etcd: ## Runs the tests of the store and the operator's commands on etcd 3.5, 3.6 and 3.7: a quarter of an hour
+	@$(STEP) setup scripts/setup.sh test
+	@$(STEP) build cargo build --locked --workspace --bins --tests
+	@for release in 3.5 3.6 3.7; do \
+	    etcd=$$(scripts/etcd.sh $$release) || exit 1; \
+	    PATH=$$etcd:$$PATH $(STEP) "on etcd $$release" $(NEXTEST) nextest run --locked --workspace -E '$(WITH_ETCD)' || exit 1; \
+	done
 
 test-torchrun: ## Runs the launcher's tests on torchrun too, to compare: takes minutes
 	@$(STEP) setup scripts/setup.sh test

@@ -5,8 +5,8 @@
 #   scripts/setup.sh demo      a C compiler and protoc
 #   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, strace, e2fsprogs, openssl, curl, xz, cargo-nextest,
 #                            maturin, NVIDIA's compiler for kernels (two versions of it: the newest, and
-#                            PyTorch's in target/), Prometheus and Slurm in target/, etcd 3.5 and 3.7 in the user's cache, PyTorch in .torch/,
-#                            and chromium
+#                            PyTorch's in target/), Prometheus and Slurm in target/, etcd 3.5 and 3.7 in the
+#                            user's cache, PyTorch in .torch/, and chromium
 #   scripts/setup.sh verify    the same as demo, and cargo-deny
 #   scripts/setup.sh book      the same as demo, and mdbook in target/book-tools
 #   scripts/setup.sh dist-test [ARCH]  the same as demo, cargo-nextest, man, and a fresh Debian in target/packaging; for
