@@ -416,7 +416,7 @@ pub async fn subject(binary: Option<PathBuf>) -> Subject {
     Subject::new(store, Arc::new(compact)).keeping(server)
 }
 
-/// The server of a release, `3.5`, `3.6` or `3.7`, that `scripts/etcd.sh` has put into the user's cache: the newest of it.
+/// The server of a release, `3.5`, `3.6` or `3.7`, that `scripts/etcd.sh` has put into the user's cache: its newest.
 ///
 /// Panics if there is none and `ELASTIC_REQUIRE_ETCD35`, or that of another release, is set.
 pub fn etcd_of(release: &str) -> Option<PathBuf> {
