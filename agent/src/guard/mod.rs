@@ -45,6 +45,7 @@ mod exit;
 mod helpers;
 mod keeper;
 mod kernel;
+mod nursery;
 pub(crate) mod tree;
 pub(crate) mod wire;
 
