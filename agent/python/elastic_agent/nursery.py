@@ -43,6 +43,8 @@ def main() -> None:
     why = _import(modules, channel)
     # Each import would make these changes in a worker too.
     changed = {name: value for name, value in os.environb.items() if given.get(name) != value}
+    # Else each worker would print what C has in its buffers.
+    ctypes.CDLL(None).fflush(None)
     # What is imported stays, and a collection in a worker would copy the memory of all of it.
     gc.collect()
     gc.freeze()
@@ -123,10 +125,14 @@ def _forked(guard: int, start: int) -> bool:
     if os.getppid() != guard:
         os._exit(127)
     os.set_blocking(start, True)
-    os.write(start, struct.pack("=i", os.getpid()))
-    if not os.read(start, 1):
-        os._exit(127)
-    return True
+    try:
+        os.write(start, struct.pack("=i", os.getpid()))
+        if os.read(start, 1):
+            return True
+    except OSError:
+        pass
+    # The guard has given the order up.
+    os._exit(127)
 
 
 def _become(order: dict, body: int, start: int, *streams: int) -> tuple[list[bytes], dict[bytes, bytes]]:

@@ -72,7 +72,7 @@ struct Fork {
     stopped: bool,
 }
 
-/// What became of an order.
+/// What an order has led to.
 pub(super) enum Outcome {
     /// The worker is forked, and waits for [`go`].
     Born { worker: WorkerId, pid: Pid, start: OwnedFd },
@@ -172,7 +172,7 @@ impl Nursery {
         (!process.told).then_some(Notice::NurseryGone { why })
     }
 
-    /// What became of orders until `now`, and a notice if the nursery was killed because it did not answer.
+    /// What orders have led to until `now`, and a notice if the nursery was killed because it did not answer.
     pub(super) fn settle(&mut self, now: Time) -> (Vec<Outcome>, Option<Notice>) {
         let (mut outcomes, mut silent) = (Vec::new(), false);
         for fork in std::mem::take(&mut self.forks) {
@@ -201,7 +201,7 @@ impl Nursery {
     /// Whether nothing is left below the guard but the nursery, where the guard has no worker that it knows to live.
     ///
     /// The nursery forks only what is ordered, and no order is open. What it has forked is its child, or the guard's. So
-    /// the nursery's children are looked at first: a process can leave these for the guard's, and never comes back.
+    /// the nursery's children are read first: a process can leave these for the guard's, and never comes back.
     pub(super) fn is_alone(&self, guard: Pid) -> bool {
         let Some(Process { pid, channel: Some(_), .. }) = &self.process else { return false };
         self.forks.is_empty()

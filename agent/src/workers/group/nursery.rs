@@ -73,7 +73,7 @@ impl LocalGroup {
     pub(super) fn preloaded(&mut self, pid: i32) {
         self.nursery = Nursery::Ready;
         let modules = self.setup.options.preload.join(",");
-        tracing::info!(pid, "from now on workers are forked from a process that has imported {modules}");
+        tracing::info!("{modules} is imported, and workers are forked from process {pid} from now on");
     }
 
     pub(super) fn without_nursery(&mut self, why: Option<String>) {
