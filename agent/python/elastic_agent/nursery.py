@@ -155,9 +155,11 @@ def _become(order: dict, body: int, start: int, *streams: int) -> tuple[list[byt
         os.close(descriptor)
     # Made again, because what it read from was no standard input.
     sys.stdin = sys.__stdin__ = open(0, encoding=sys.stdin.encoding, errors=sys.stdin.errors, closefd=False)
-    # Python's own generator sees to this, and torch begins with the same seed in each process.
+    # Python's own generator does this by itself.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     end = 1 + order["arguments"]
     return strings[1:end], _variables(strings[end:])
 

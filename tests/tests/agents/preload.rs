@@ -50,6 +50,37 @@ async fn a_worker_that_is_started_again_finds_its_modules_imported() {
     job.ended([&mut agent], 0).await;
 }
 
+/// Notes what it draws first, and ends with an error, as often as there are restarts.
+const DRAWS: &str = r#"
+import json, pathlib, random, sys, time
+has = "torch" in sys.modules
+import numpy, torch
+with open(pathlib.Path(sys.argv[1]) / "found", "a") as file:
+    drawn = [random.random(), numpy.random.random(), torch.initial_seed(), torch.rand(1).item()]
+    file.write(json.dumps({"has": has, "drawn": drawn}) + "\n")
+while not (pathlib.Path(sys.argv[1]) / "go").exists(): time.sleep(0.02)
+sys.exit(1)
+"#;
+
+#[tokio::test]
+async fn workers_of_pytorch_draw_other_numbers_than_those_before_them() {
+    let Some(torch) = Torch::find() else { return };
+    let job = Job::on_etcd("1").await.flag("--max-restarts=2").flag("--preload=torch,numpy.random");
+    job.write("worker.py", DRAWS);
+    let (worker, folder) = (job.path("worker.py"), job.path(""));
+    let job = job.script(&torch, worker.to_str().unwrap(), &[folder.to_str().unwrap()]);
+    let mut agent = job.start("a");
+    agent.says("is imported, and workers are forked from process ", 4 * LIMIT).await;
+    job.write("go", "");
+    job.ended([&mut agent], JOB_FAILED).await;
+    let found = job.lines("found");
+    assert_eq!(found.iter().map(|line| &line["has"]).collect::<Vec<_>>(), [false, true, true]);
+    for n in 0..4 {
+        let drawn: BTreeSet<String> = found.iter().map(|line| line["drawn"][n].to_string()).collect();
+        assert_eq!(drawn.len(), 3, "each has its own: {found:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_module_that_cannot_be_imported_costs_one_warning() {
     let job = with("json,no_such_module", Job::on_etcd("1").await);
