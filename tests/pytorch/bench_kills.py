@@ -36,6 +36,7 @@ parser.add_argument("--replicas", type=int, default=4, help="[default: 4]")
 parser.add_argument("--every", type=float, nargs="+", default=[15], help="seconds from kill to kill [default: 15]")
 parser.add_argument("--kills", type=int, default=4, help="[default: 4]")
 parser.add_argument("--trials", type=int, default=6, help="kills, each when all train again [default: 6]")
+parser.add_argument("--preload", default="", help="elastic-agent's --preload, for example torch [default: none]")
 arguments = parser.parse_args()
 REPLICAS, TRIALS = arguments.replicas, arguments.trials
 
@@ -115,6 +116,7 @@ class Session(Contender):
     def agent(self, number: int, port: int) -> list[str]:
         flags = f"--rdzv-backend=etcd --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=kills --nnodes=1:{REPLICAS}"
         flags += f" --node-name=node-{number} --local-addr=127.0.0.1 --max-restarts=1000 --exclude-after=0 --warm-up=60"
+        flags += f" --preload={arguments.preload}" if arguments.preload else ""
         return [AGENT, *flags.split(), WORKER, self.means, str(self.steps_file)]
 
 

@@ -121,6 +121,9 @@ pub(super) const DRAIN_GRACE: &str = "Time from the stop signal to SIGKILL for t
 pub(super) const WARM_UP: &str = "Start the workers before this node joins, and wait up to TIME for them to report ready. \
      The other nodes then do not wait while they load. Round-aware workers only, such as elastic-trainer [default: workers \
      start with their round]";
+pub(super) const PRELOAD: &str = "Import these modules once, in a process of its own, for example torch,torch._dynamo. \
+     Workers that start later are forked from it, and find them imported: they compute again within a fraction of a second \
+     [default: each worker imports what it needs]";
 pub(super) const FRESH: &str = "Where the job has done steps and their state is lost, its sessions begin again at step 0. \
      Give it on all nodes [default: the job ends, and says what is lost]";
 pub(super) const PREFLIGHT: &str = "Check this machine before the node joins, and exit with code 1 if it is not fit. It \

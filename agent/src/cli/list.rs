@@ -58,6 +58,7 @@ pub(super) const FLAGS: &[Entry] = &[
     value("signals-to-handle", "NAME,…", help::SIGNALS),
     value("drain-grace", "TIME", help::DRAIN_GRACE),
     value("warm-up", "TIME", help::WARM_UP),
+    value("preload", "MODULE,…", help::PRELOAD),
     switch("fresh", help::FRESH),
     switch("preflight", help::PREFLIGHT),
     value("preflight-command", "COMMAND", help::PREFLIGHT_COMMAND),

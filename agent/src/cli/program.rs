@@ -29,6 +29,7 @@ pub(super) fn workers(
         numa: settings.parsed("numa-binding", numa)?,
         virtual_local_rank: settings.switch("virtual-local-rank")?,
         warm_up: warm_up(settings, logs, &program)?,
+        preload: settings.parsed("preload", |text| preload(text, &program))?.unwrap_or_default(),
         fresh: settings.switch("fresh")?,
         program,
         // By default, half of the time is left for workers that must be stopped after all.
@@ -63,6 +64,19 @@ fn warm_up(settings: &Settings<'_>, logs: &LogOptions, program: &Program) -> Res
         return Err(Refusal::new(cause, "use ${local_rank}, or leave one of them out").of("--warm-up"));
     }
     Ok(limit)
+}
+
+/// `--preload`: the modules that workers find imported.
+fn preload(text: &str, program: &Program) -> Result<Vec<String>, Refusal> {
+    if program.kind == ProgramKind::Executable || program.name == "-" {
+        return Err(Refusal::new("the workers run no Python script or module", "leave one of them out"));
+    }
+    let modules: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+    let is_word = |word: &str| !word.is_empty() && word.chars().all(|letter| letter.is_alphanumeric() || letter == '_');
+    match modules.iter().find(|name| !name.split('.').all(is_word)) {
+        Some(name) => Err(Refusal::new(format!("`{name}` is no module's name"), "write, for example, torch,numpy")),
+        None => Ok(modules),
+    }
 }
 
 fn read(settings: &Settings<'_>) -> Result<Program, UsageError> {

@@ -2,9 +2,9 @@
 //! While the agent lives, the agent decides what to stop and with which grace.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ffi::CString;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use elastic_rendezvous::time::Time;
 use rustix::event::{PollFd, PollFlags};
@@ -16,19 +16,22 @@ use super::deadline::Deadline;
 use super::exit::Exit;
 use super::helpers;
 use super::kernel::{self, Executable, Step};
+use super::nursery::{self, Nursery, Order, Outcome};
 use super::tree::{self, Process};
-use super::wire::{self, Channel, GuardRequest, Notice, SpawnRefusal, WorkerId};
+use super::wire::{Channel, GuardRequest, Notice, SpawnRefusal, WorkerId};
 
-/// How often to look whether the parents of helpers that were spared the stop signal still live.
-const ORPHANS: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// How often to look at processes whose end does not wake the guard: the parents of helpers that were spared the stop
+/// signal, and children of the nursery.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Serves the agent until it is gone and nothing that it started is left.
 pub(super) fn run(channel: Channel) -> io::Result<()> {
     let mut keeper = Keeper::new(channel)?;
-    while !keeper.agent_gone || keeper.populated {
+    while !keeper.agent_gone || keeper.populated || keeper.nursery.pid().is_some() {
         keeper.wait()?;
         keeper.hear();
         keeper.check_deadline();
+        keeper.settle_forks();
         keeper.settle_starts();
         keeper.tell_orphans();
         keeper.reap()?;
@@ -79,10 +82,11 @@ struct Keeper {
     /// All workers since the tree was last empty.
     workers: BTreeMap<WorkerId, Child>,
     starts: Vec<Start>,
+    nursery: Nursery,
     stop: Option<Stop>,
     /// Whether everything gets SIGKILL until nothing is left.
     killing: bool,
-    /// Whether some process below the guard may be alive.
+    /// Whether some process below the guard may be alive that a worker is or started.
     populated: bool,
     agent_gone: bool,
     ended_after_agent: u32,
@@ -102,6 +106,7 @@ impl Keeper {
             deadline: Deadline::default(),
             workers: BTreeMap::new(),
             starts: Vec::new(),
+            nursery: Nursery::default(),
             stop: None,
             killing: false,
             populated: false,
@@ -115,13 +120,18 @@ impl Keeper {
     fn wait(&self) -> io::Result<()> {
         let mut fds = vec![PollFd::new(&self.children, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
         fds.extend(self.starts.iter().map(|start| PollFd::new(&start.failure, PollFlags::IN)));
+        fds.extend(self.nursery.watched());
         if !self.agent_gone {
             let mut interest = PollFlags::IN;
             interest.set(PollFlags::OUT, !self.outbox.is_empty());
             fds.push(PollFd::new(&self.channel, interest));
         }
         // Nothing wakes the guard when a process dies that is not its child.
-        let limit = self.stop.as_ref().filter(|stop| !stop.spared.is_empty()).map(|_| ORPHANS);
+        let spares = self.stop.as_ref().is_some_and(|stop| !stop.spared.is_empty());
+        let looks = spares || self.nursery.pid().is_some() && self.may_be_empty();
+        let patience = self.nursery.wake_at().map(|at| at.since(elastic_store::clock::now()));
+        let limit = patience.into_iter().chain(looks.then_some(LOOK)).min();
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, limit.as_ref()))?;
         drain(&self.children);
         drain(&self.timer);
@@ -146,19 +156,25 @@ impl Keeper {
     fn handle(&mut self, request: GuardRequest, mut descriptors: Vec<OwnedFd>) {
         match request {
             GuardRequest::Spawn { worker, arguments, stdout, stderr, cpus } => {
-                if descriptors.len() < 1 + usize::from(stdout) + usize::from(stderr) {
+                let complete = descriptors.len() == 1 + usize::from(stdout) + usize::from(stderr);
+                let mut descriptors = descriptors.into_iter();
+                match descriptors.next().filter(|_| complete) {
+                    Some(body) => {
+                        let stdout = if stdout { descriptors.next() } else { None };
+                        self.start(Order { worker, arguments, cpus, body, stdout, stderr: descriptors.next() });
+                    }
                     // The kernel drops descriptors that this process has no room for.
-                    self.outbox.push_back(Notice::Refused { worker, refusal: SpawnRefusal::Fork(libc::EMFILE) });
-                    return;
+                    None => self.refuse(worker, SpawnRefusal::Fork(libc::EMFILE)),
                 }
-                descriptors.reverse();
-                let body = descriptors.pop();
-                let program = read_program(body, arguments, cpus);
-                let stdout = if stdout { descriptors.pop() } else { None };
-                let stderr = if stderr { descriptors.pop() } else { None };
-                if let Err(refusal) = self.spawn(worker, program, stdout, stderr) {
-                    self.outbox.push_back(Notice::Refused { worker, refusal });
-                }
+            }
+            GuardRequest::Nursery { arguments, cpus } => {
+                let program = descriptors.pop().ok_or_else(|| Errno::MFILE.into());
+                let program = program.and_then(|body| Executable::read(body, arguments, cpus));
+                let notice = match self.refusal() {
+                    None => self.nursery.begin(program),
+                    Some(_) => Notice::NurseryGone { why: None },
+                };
+                self.outbox.push_back(notice);
             }
             GuardRequest::Signal { worker, signal } => self.signal(worker, signal),
             GuardRequest::Stop { signal } => self.begin_stop(signal),
@@ -176,26 +192,60 @@ impl Keeper {
         }
     }
 
-    fn spawn(
-        &mut self,
-        worker: WorkerId,
-        program: io::Result<Executable>,
-        stdout: Option<OwnedFd>,
-        stderr: Option<OwnedFd>,
-    ) -> Result<(), SpawnRefusal> {
-        if self.deadline.passed(elastic_store::clock::now()) {
-            return Err(SpawnRefusal::Deadline);
+    /// Why nothing may be started now.
+    fn refusal(&self) -> Option<SpawnRefusal> {
+        let passed = self.deadline.passed(elastic_store::clock::now()).then_some(SpawnRefusal::Deadline);
+        passed.or(self.killing.then_some(SpawnRefusal::Stopping))
+    }
+
+    fn refuse(&mut self, worker: WorkerId, refusal: SpawnRefusal) {
+        self.outbox.push_back(Notice::Refused { worker, refusal });
+    }
+
+    /// Starts a worker, from the nursery if there is one.
+    fn start(&mut self, order: Order) {
+        if let Some(refusal) = self.refusal() {
+            return self.refuse(order.worker, refusal);
         }
-        if self.killing {
-            return Err(SpawnRefusal::Stopping);
+        match self.nursery.take(order, elastic_store::clock::now()) {
+            Ok(()) => self.populated = true,
+            Err(order) => self.execute(order),
         }
-        let program = program.map_err(|e| SpawnRefusal::Request(e.to_string()))?;
+    }
+
+    /// Takes in the workers that the nursery forked, and starts those itself that it did not.
+    fn settle_forks(&mut self) {
+        self.outbox.extend(self.nursery.hear());
+        let (outcomes, silent) = self.nursery.settle(elastic_store::clock::now());
+        self.outbox.extend(silent);
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Born { worker, pid, start } => {
+                    nursery::go(&start);
+                    self.workers.insert(worker, Child { pid, alive: true, refused: false });
+                    self.starts.push(Start { worker, failure: start });
+                }
+                Outcome::Unborn(order) => self.execute(order),
+                Outcome::Stopped(worker) => self.refuse(worker, SpawnRefusal::Stopping),
+            }
+        }
+    }
+
+    fn execute(&mut self, order: Order) {
+        let worker = order.worker;
+        if let Err(refusal) = self.refusal().map_or_else(|| self.spawn(order), Err) {
+            self.refuse(worker, refusal);
+        }
+    }
+
+    fn spawn(&mut self, order: Order) -> Result<(), SpawnRefusal> {
+        let Order { worker, arguments, cpus, body, stdout, stderr } = order;
+        let program = Executable::read(body, arguments, cpus).map_err(|e| SpawnRefusal::Request(e.to_string()))?;
         let fork_failed = |e: io::Error| SpawnRefusal::Fork(e.raw_os_error().unwrap_or(libc::EIO));
         let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
         let (failure, child_end) = rustix::pipe::pipe_with(flags).map_err(|e| fork_failed(e.into()))?;
-        let pid = program
-            .start(stdout.as_ref().map(AsFd::as_fd), stderr.as_ref().map(AsFd::as_fd), child_end.as_fd())
-            .map_err(fork_failed)?;
+        let stdio = [None, stdout.as_ref().map(AsFd::as_fd), stderr.as_ref().map(AsFd::as_fd)];
+        let pid = program.start(stdio, child_end.as_fd()).map_err(fork_failed)?;
         self.workers.insert(worker, Child { pid, alive: true, refused: false });
         self.starts.push(Start { worker, failure });
         self.populated = true;
@@ -248,6 +298,7 @@ impl Keeper {
 
     fn begin_stop(&mut self, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return self.kill() };
+        self.nursery.stop();
         let below = self.descendants();
         let spared = helpers::spared(&below, signal);
         let is_spared = |process: &Process| spared.contains(&process.pid.as_raw_pid());
@@ -328,10 +379,11 @@ impl Keeper {
     /// Ends everything. Each child's end brings another look, until nothing is left. So a process that is forked during
     /// one look is found by the next look, which its parent's death brings.
     fn kill(&mut self) {
-        if !self.populated {
+        if !self.populated && self.nursery.pid().is_none() {
             return;
         }
         self.killing = true;
+        self.nursery.stop();
         // The groups come first. This takes microseconds, however many processes /proc lists.
         for worker in self.workers.values().filter(|worker| worker.alive) {
             signal_group(worker.pid, Signal::KILL);
@@ -340,19 +392,26 @@ impl Keeper {
     }
 
     fn sweep(&self) {
-        for process in self.descendants().iter().filter(|process| !process.is_zombie()) {
+        let below = tree::descendants(self.me).unwrap_or_default();
+        for process in below.iter().filter(|process| !process.is_zombie()) {
             let _ = process.signal(Signal::KILL);
         }
     }
 
+    /// All that workers are or started.
     fn descendants(&self) -> Vec<Process> {
         // Without /proc only the groups can be reached.
-        tree::descendants(self.me).unwrap_or_default()
+        tree::descendants_but(self.me, self.nursery.pid()).unwrap_or_default()
+    }
+
+    /// Whether no worker lives that is known.
+    fn may_be_empty(&self) -> bool {
+        self.populated && !self.workers.values().any(|worker| worker.alive)
     }
 
     /// Collects dead children. The guard is the subreaper, so no descendant is left when no child is left.
     fn reap(&mut self) -> io::Result<()> {
-        if !self.populated {
+        if !self.populated && self.nursery.pid().is_none() {
             return Ok(());
         }
         let mut reaped = false;
@@ -360,21 +419,18 @@ impl Keeper {
             match rustix::process::wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) => {
                     reaped = true;
-                    self.ended_after_agent += u32::from(self.agent_gone);
+                    let left = self.agent_gone && self.nursery.pid() != Some(pid);
+                    self.ended_after_agent += u32::from(left);
                     if let Some(exit) = Exit::from_wait(status) {
                         self.bury(pid, exit);
                     }
                 }
-                Ok(None) => break,
-                Err(Errno::INTR) => {}
-                Err(Errno::CHILD) => {
-                    self.populated = false;
-                    self.killing = false;
-                    self.stop = None;
-                    self.workers.clear();
-                    self.outbox.push_back(Notice::TreeGone);
+                Ok(None) if self.killing || !self.may_be_empty() || !self.nursery.is_alone(self.me) => break,
+                Ok(None) | Err(Errno::CHILD) => {
+                    self.empty();
                     return Ok(());
                 }
+                Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
         }
@@ -386,8 +442,21 @@ impl Keeper {
         Ok(())
     }
 
+    /// Nothing of the workers is left.
+    fn empty(&mut self) {
+        self.killing = false;
+        self.stop = None;
+        self.workers.clear();
+        if std::mem::take(&mut self.populated) {
+            self.outbox.push_back(Notice::TreeGone);
+        }
+    }
+
     fn bury(&mut self, pid: Pid, exit: Exit) {
+        let nursery = self.nursery.reaped(pid, exit, self.killing);
+        self.outbox.extend(nursery);
         // Settles its start, if this has not happened yet: its end of the pipe is closed now.
+        self.settle_forks();
         self.settle_starts();
         let Some((id, worker)) = self.workers.iter_mut().find(|(_, worker)| worker.alive && worker.pid == pid) else {
             return;
@@ -408,17 +477,6 @@ impl Keeper {
             };
         }
     }
-}
-
-fn read_program(body: Option<OwnedFd>, arguments: usize, cpus: Vec<u64>) -> io::Result<Executable> {
-    let body = body.ok_or(io::ErrorKind::UnexpectedEof)?;
-    let mut strings = wire::read_body(body)?.into_iter();
-    let directory = strings.next().ok_or(io::ErrorKind::UnexpectedEof)?;
-    let arguments: Vec<CString> = strings.by_ref().take(arguments).collect();
-    if arguments.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no program given"));
-    }
-    Ok(Executable { arguments, variables: strings.collect(), directory, cpus })
 }
 
 /// Signals the group of a worker that is not reaped. Between its fork and its setsid the worker has no group of its own

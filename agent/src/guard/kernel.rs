@@ -9,6 +9,8 @@ use std::ptr;
 
 use rustix::process::Pid;
 
+use super::wire;
+
 /// Takes over the descriptor that the agent handed down under this number. It closes when another program is executed.
 pub(super) fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointers. It fails if the descriptor is not open.
@@ -97,6 +99,9 @@ fn close_each_but(keep: RawFd) {
     }
 }
 
+/// What replaces the standard input, output and error of a program.
+pub(super) type Stdio<'a> = [Option<BorrowedFd<'a>>; 3];
+
 /// A program that is ready to run. Everything that needs memory is allocated before the fork.
 pub(super) struct Executable {
     /// The first is the program.
@@ -109,14 +114,20 @@ pub(super) struct Executable {
 }
 
 impl Executable {
-    /// Forks and executes. On failure the child reports (step, errno) on `failure`, a close-on-exec pipe, and exits. On
-    /// success the pipe ends without a report.
-    pub(super) fn start(
-        &self,
-        stdout: Option<BorrowedFd<'_>>,
-        stderr: Option<BorrowedFd<'_>>,
-        failure: BorrowedFd<'_>,
-    ) -> io::Result<Pid> {
+    /// Reads a request's body.
+    pub(super) fn read(body: OwnedFd, arguments: usize, cpus: Vec<u64>) -> io::Result<Executable> {
+        let mut strings = wire::read_body(body)?.into_iter();
+        let directory = strings.next().ok_or(io::ErrorKind::UnexpectedEof)?;
+        let arguments: Vec<CString> = strings.by_ref().take(arguments).collect();
+        if arguments.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no program given"));
+        }
+        Ok(Executable { arguments, variables: strings.collect(), directory, cpus })
+    }
+
+    /// Forks and executes. On failure the child reports (step, errno) on `failure`, which closes on exec, and exits. On
+    /// success `failure` ends without a report. `stdio`: its standard streams, where these are not the guard's.
+    pub(super) fn start(&self, stdio: Stdio<'_>, failure: BorrowedFd<'_>) -> io::Result<Pid> {
         let arguments = pointers(&self.arguments);
         let variables = pointers(&self.variables);
         let guard = rustix::process::getpid();
@@ -125,7 +136,7 @@ impl Executable {
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
-                let (step, error) = self.become_worker(guard, &arguments, &variables, stdout, stderr);
+                let (step, error) = self.become_worker(guard, &arguments, &variables, stdio);
                 let mut report = [0; 5];
                 report[0] = step as u8;
                 report[1..].copy_from_slice(&error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes());
@@ -143,10 +154,9 @@ impl Executable {
         guard: Pid,
         arguments: &[*const c_char],
         variables: &[*const c_char],
-        stdout: Option<BorrowedFd<'_>>,
-        stderr: Option<BorrowedFd<'_>>,
+        stdio: Stdio<'_>,
     ) -> (Step, io::Error) {
-        if let Err(error) = prepare(guard, stdout, stderr) {
+        if let Err(error) = prepare(guard, stdio) {
             return (Step::Prepare, error);
         }
         if !self.cpus.is_empty() {
@@ -197,14 +207,14 @@ impl Step {
     }
 }
 
-fn prepare(guard: Pid, stdout: Option<BorrowedFd<'_>>, stderr: Option<BorrowedFd<'_>>) -> io::Result<()> {
+fn prepare(guard: Pid, stdio: Stdio<'_>) -> io::Result<()> {
     rustix::process::setsid()?;
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     // The guard may have died before the line above. Then the signal will never come.
     if rustix::process::getppid() != Some(guard) {
         exit_now(127);
     }
-    for (from, to) in [(stdout, 1), (stderr, 2)] {
+    for (from, to) in stdio.into_iter().zip(0..) {
         if let Some(from) = from {
             // SAFETY: this replaces our own standard streams, in a child that is about to execute.
             check(unsafe { libc::dup2(from.as_raw_fd(), to) })?;

@@ -7,6 +7,7 @@
 //!      ├─ worker 0 ──────────── own session; PR_SET_PDEATHSIG = SIGKILL, so it dies with the guard
 //!      │   └─ loader
 //!      ├─ worker 1
+//!      ├─ nursery ─────────── with `--preload`: has imported modules, and forks later workers, which become the guard's
 //!      └─ stray ─────────────── left by a worker that died, in whatever session: reparents to the guard
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! | a worker | SIGCHLD wakes the guard, which tells the agent at once |
 //! | the agent, in any way | the socket ends, and the guard sends SIGKILL to the whole tree |
 //! | the agent's time (frozen, store lost) | the deadline passes on CLOCK_BOOTTIME: SIGKILL to the whole tree |
+//! | the nursery, or its time | the guard starts workers itself, as without it |
 //! | the guard's time (frozen) | it confirms no kill for a second, so the agent kills it and all that is below it |
 //! | the guard | PDEATHSIG ends the workers; the agent adopts and ends what they started, and reports the loss |
 //! | both at once | PDEATHSIG ends the workers; a stray in its own session survives |
@@ -29,7 +31,8 @@
 //!
 //! To know that nothing is left, the guard needs no list of processes. A subreaper without children has no descendants,
 //! so ECHILD from `waitpid` is the proof. Only processes that remain after their group was signalled are searched for
-//! in /proc.
+//! in /proc. A stop passes the nursery over. While it lives, the proof is that the guard has no other child and the
+//! nursery has none, with no order open: see `nursery.rs`. A kill ends it too, and its proof is ECHILD.
 //!
 //! The stop signal reaches each process of the workers' groups, except helpers that a worker needs to save: see
 //! `helpers.rs`. A signal to one worker reaches its process group, even after the worker itself has died. Processes that
@@ -45,6 +48,7 @@ mod exit;
 mod helpers;
 mod keeper;
 mod kernel;
+mod nursery;
 pub(crate) mod tree;
 pub(crate) mod wire;
 

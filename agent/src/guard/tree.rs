@@ -102,6 +102,11 @@ pub(crate) fn session(pid: Pid) -> Option<i32> {
 
 /// Every process below `root`, without `root` itself: its children, their children, and so on.
 pub(crate) fn descendants(root: Pid) -> io::Result<Vec<Process>> {
+    descendants_but(root, None)
+}
+
+/// The same without `but` and what is below it.
+pub(crate) fn descendants_but(root: Pid, but: Option<Pid>) -> io::Result<Vec<Process>> {
     let mut children: BTreeMap<i32, Vec<Process>> = BTreeMap::new();
     let kernel = kernel_threads();
     for entry in fs::read_dir("/proc")? {
@@ -117,10 +122,21 @@ pub(crate) fn descendants(root: Pid) -> io::Result<Vec<Process>> {
     let mut found = Vec::new();
     let mut open = vec![root.as_raw_pid()];
     while let Some(parent) = open.pop() {
-        for process in children.remove(&parent).unwrap_or_default() {
+        let below = children.remove(&parent).unwrap_or_default();
+        for process in below.into_iter().filter(|process| Some(process.pid) != but) {
             open.push(process.pid.as_raw_pid());
             found.push(process);
         }
+    }
+    Ok(found)
+}
+
+/// The children of a process that the kernel lists. It may leave one out whose sibling is reaped meanwhile.
+pub(super) fn children(pid: Pid) -> io::Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{}/task", pid.as_raw_pid()))? {
+        let listed = text(thread?.path().join("children"))?;
+        found.extend(listed.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
     }
     Ok(found)
 }

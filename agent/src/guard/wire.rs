@@ -20,8 +20,8 @@ use super::exit::Exit;
 
 /// The longest packet, in bytes. Bodies without a bound travel in a memory file.
 const MAX_PACKET: usize = 4096;
-/// The most descriptors of one packet: body, stdout and stderr.
-const MAX_DESCRIPTORS: usize = 3;
+/// The most descriptors of one packet: see [`super::nursery`].
+const MAX_DESCRIPTORS: usize = 5;
 
 /// Names a worker for its whole life. An agent never uses the same id twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -36,6 +36,8 @@ pub(crate) enum GuardRequest {
     /// Start a worker. The descriptors are the [`body`](write_body), then stdout and stderr where they are not
     /// inherited. `cpus` is a mask of the CPUs that the worker may run on. If it is empty, these are the guard's CPUs.
     Spawn { worker: WorkerId, arguments: usize, stdout: bool, stderr: bool, cpus: Vec<u64> },
+    /// Start the nursery. The descriptor is its body. `cpus` is as for a worker.
+    Nursery { arguments: usize, cpus: Vec<u64> },
     /// Signal one worker's process group.
     Signal { worker: WorkerId, signal: i32 },
     /// Signal every worker's group now, without the helpers of who handles the signal. When the last worker has exited,
@@ -55,6 +57,12 @@ pub(crate) enum Notice {
     Spawned { worker: WorkerId, pid: i32 },
     /// The worker could not be started.
     Refused { worker: WorkerId, refusal: SpawnRefusal },
+    /// The nursery's process runs.
+    NurseryRuns { pid: i32 },
+    /// Workers are forked from the nursery from now on.
+    NurseryReady { pid: i32 },
+    /// There is no nursery any more, and why. No reason: it was killed with everything else.
+    NurseryGone { why: Option<String> },
     /// A worker has exited.
     Exited { worker: WorkerId, pid: i32, exit: Exit, at: Stamp },
     /// Everything was sent SIGKILL, as asked.

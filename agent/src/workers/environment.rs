@@ -2,7 +2,7 @@
 //! Workers also inherit the agent's own variables, which these override.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use elastic_proto::worker::{Assignment, SOCKET_ENV, WARM_UP_ENV};
@@ -103,6 +103,14 @@ const PLACE: [&str; 10] = [
 pub(crate) fn without_place(env: &mut BTreeMap<OsString, OsString>) {
     env.retain(|name, _| !PLACE.iter().any(|known| name == known));
     env.insert(WARM_UP_ENV.into(), "1".into());
+}
+
+/// Changes an environment into that of a process which is no worker, and which workers are forked from.
+pub(crate) fn without_worker(env: &mut BTreeMap<OsString, OsString>) {
+    without_place(env);
+    for name in [WARM_UP_ENV, "LOCAL_RANK", LOCAL_RANK_ENV, "TORCHELASTIC_ERROR_FILE"] {
+        env.remove(OsStr::new(name));
+    }
 }
 
 const OMP: &str = "OMP_NUM_THREADS";

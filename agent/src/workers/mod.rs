@@ -53,6 +53,8 @@ pub(crate) struct WorkersOptions {
     pub virtual_local_rank: bool,
     /// If set, they start before the node joins, and the agent waits this long until they are ready.
     pub warm_up: Option<Duration>,
+    /// Modules that are imported once, in a process that later workers are forked from. None: there is no such process.
+    pub preload: Vec<String>,
     /// Whether what the job has done before this agent does not count for a training whose state is lost.
     pub fresh: bool,
     /// How long those that know about rounds may take to quiesce. This is part of `stop_grace`.

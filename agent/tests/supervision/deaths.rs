@@ -68,7 +68,7 @@ fn read_tree(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> BTree
     seen
 }
 
-fn ends_within_seconds(pid: i32) -> bool {
+pub(crate) fn ends_within_seconds(pid: i32) -> bool {
     let Ok(handle) = rustix::process::pidfd_open(Pid::from_raw(pid).unwrap(), rustix::process::PidfdFlags::empty())
     else {
         return true;

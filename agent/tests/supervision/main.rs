@@ -6,6 +6,7 @@
 
 mod deaths;
 mod deny;
+mod nursery;
 mod output;
 mod scene;
 mod starts;
@@ -25,5 +26,6 @@ fn main() -> std::process::ExitCode {
         scene::all().into_iter().filter(|scene| scene.alone).map(scene::Scene::trial).collect();
     trials.extend(deaths::trials());
     trials.extend(deny::trials());
+    trials.push(nursery::trial());
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -53,7 +53,8 @@ macro_rules! scenes {
 }
 
 pub(crate) fn all() -> Vec<Scene> {
-    [crate::stops::scenes(), crate::starts::scenes(), crate::output::scenes(), crate::deaths::scenes()]
+    use crate::{deaths, nursery, output, starts, stops};
+    [stops::scenes(), starts::scenes(), output::scenes(), deaths::scenes(), nursery::scenes()]
         .into_iter()
         .flatten()
         .collect()

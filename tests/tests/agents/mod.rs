@@ -24,6 +24,7 @@ mod pausing;
 mod peer_tls;
 mod preemption;
 mod preflight;
+mod preload;
 mod progress;
 mod quiescing;
 mod records;

@@ -1,8 +1,10 @@
 //! The local worker group: starts it in a round, judges its end, stops it. When to do so is decided elsewhere.
 
 mod ends;
+mod nursery;
 mod phase;
 mod spawn;
+mod state;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,7 +19,6 @@ use elastic_rendezvous::Start;
 use elastic_rendezvous::job::{Endpoint, Failure, FailureClass, Spec};
 use elastic_rendezvous::time::Time;
 use rustix::process::Signal;
-use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::guard::{Exit, Guard};
@@ -36,9 +37,11 @@ use crate::workers::watchdog::{Verdict, Watched};
 use crate::workers_store::fence::Known;
 use crate::workers_store::rank0_port::Rank0Port;
 
+use nursery::Nursery;
 use phase::{GroupPhase, Input};
 pub(crate) use spawn::Moved;
 use spawn::{Held, Opening, Planned, Unstarted};
+pub(crate) use state::GroupState;
 
 /// How long to wait for what a dead worker left behind: its last lines of output, its last messages on the socket, its
 /// error file.
@@ -69,36 +72,6 @@ pub(crate) struct GroupSetup {
     pub events: events::Source,
     /// Further environment variables for the workers, in addition to those of their places.
     pub env: Vec<(&'static str, OsString)>,
-}
-
-/// The workers of this node, as shown to others.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub(crate) struct GroupState {
-    /// The round that they were started in. 0 before the first round.
-    pub round: u64,
-    /// Empty while no workers run.
-    pub workers: Vec<WorkerState>,
-    /// When the guard kills the workers, unless the agent gives it a later time before. Code that waits for changes of
-    /// this state is not woken for a change of this time.
-    #[serde(skip)]
-    pub fence: Option<Time>,
-}
-
-impl GroupState {
-    /// How many workers run.
-    pub(crate) fn running(&self) -> usize {
-        self.workers.iter().filter(|worker| worker.exit.is_none()).count()
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct WorkerState {
-    pub local_rank: u32,
-    pub rank: u32,
-    pub pid: i32,
-    /// How it ended, if it has.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub exit: Option<String>,
 }
 
 struct WorkerProcess {
@@ -151,6 +124,7 @@ pub(crate) struct LocalGroup {
     held: Option<Held>,
     starved: Option<String>,
     phase: GroupPhase,
+    nursery: Nursery,
     /// The port at which the ranks find each other, if rank 0 is on this node.
     master: Rank0Port,
     /// The signal that told this node to leave.
@@ -167,6 +141,7 @@ impl LocalGroup {
         let master = Rank0Port::new(setup.options.store_host, setup.address.clone(), setup.bind);
         Ok(LocalGroup {
             events: Events::new(setup.events.clone()),
+            nursery: Nursery::of(&setup.options.preload),
             setup,
             guard: GuardClient::new(guard)?,
             logs: Arc::new(logs),
@@ -189,24 +164,6 @@ impl LocalGroup {
     /// The process that starts and ends the workers.
     pub(crate) fn guard(&mut self) -> &mut GuardClient {
         &mut self.guard
-    }
-
-    /// The workers' state, as it changes.
-    pub(crate) fn state(&self) -> watch::Receiver<GroupState> {
-        self.state.subscribe()
-    }
-
-    fn publish(&self) {
-        let workers = self.workers.iter().map(|(local_rank, worker)| WorkerState {
-            local_rank: *local_rank,
-            rank: worker.rank,
-            pid: worker.pid,
-            exit: worker.exit.map(|exit| exit.to_string()),
-        });
-        let workers = workers.collect();
-        self.state.send_modify(|state| {
-            (state.round, state.workers) = (self.round, workers);
-        });
     }
 
     /// The local ranks of the workers that run, or are being started.
@@ -446,6 +403,7 @@ impl LocalGroup {
         tokio::select! {
             files = spawn::files(&mut self.opening) => Moved::Opened(files),
             report = spawn::told(&mut self.held) => Moved::Paused(report),
+            () = nursery::due(self.nursery) => Moved::NurseryDue,
             event = self.guard.next_event() => Moved::Workers(event),
         }
     }
@@ -455,6 +413,10 @@ impl LocalGroup {
         let event = match moved {
             Moved::Opened(files) => return self.opened(files, socket),
             Moved::Paused(report) => return Some(report),
+            Moved::NurseryDue => {
+                self.begin_nursery(socket);
+                return None;
+            }
             Moved::Workers(event) => event,
         };
         match event {
@@ -471,6 +433,14 @@ impl LocalGroup {
                 Some(GroupReport::Stopped { master: self.master.offer() })
             }
             Event::Stopped => None,
+            Event::Preloaded { pid } => {
+                self.preloaded(pid);
+                None
+            }
+            Event::NotPreloaded { why } => {
+                self.without_nursery(why);
+                None
+            }
             Event::Left { processes, patience } => {
                 ends::name_left(processes, patience).await;
                 None

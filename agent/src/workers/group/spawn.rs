@@ -35,6 +35,8 @@ pub(crate) enum Moved {
     Opened(Result<Files, JoinError>),
     /// The pause after a shortage is over. This report can be sent now.
     Paused(GroupReport),
+    /// It is time for a nursery.
+    NurseryDue,
     Workers(Event),
 }
 
@@ -181,7 +183,7 @@ impl LocalGroup {
         Ok(self.guard.begin_spawn(spec)?)
     }
 
-    fn spec(
+    pub(super) fn spec(
         &self,
         planned: &Planned,
         error_file: Option<&Path>,
@@ -244,6 +246,7 @@ impl LocalGroup {
             return None;
         }
         self.publish();
+        self.nursery = self.nursery.workers_run(Instant::now());
         if !self.phase.is_running() {
             return None;
         }
@@ -274,12 +277,20 @@ impl LocalGroup {
         self.workers.retain(|_, worker| worker.exit.is_none());
         self.step(Input::StartAhead);
         socket.ahead();
+        let missing = (0..self.setup.slots).filter(|local_rank| !self.workers.contains_key(local_rank));
+        let planned: Vec<Planned> = missing.map(|local_rank| self.without_place(local_rank)).collect();
+        self.end_remains(&planned);
+        self.open(planned, restarts, round);
+    }
+
+    /// A worker whose place is not known yet. These are placeholders: the variables of a place are removed from its
+    /// environment again.
+    pub(super) fn without_place(&self, local_rank: u32) -> Planned {
         let slots = self.setup.slots;
-        // Placeholders: the variables that are not known yet are removed from the environment again.
-        let nowhere = |rank| Assignment {
+        let assignment = Assignment {
             job: self.setup.job.clone(),
             round: 0,
-            rank,
+            rank: local_rank,
             world_size: slots,
             group_rank: 0,
             group_world_size: 1,
@@ -288,15 +299,6 @@ impl LocalGroup {
             restart_count: 0,
             checkpoint: None,
         };
-        let missing = (0..slots).filter(|local_rank| !self.workers.contains_key(local_rank));
-        let planned = missing.map(|local_rank| Planned {
-            local_rank,
-            assignment: nowhere(local_rank),
-            role_rank_base: 0,
-            role_world_size: slots,
-        });
-        let planned: Vec<Planned> = planned.collect();
-        self.end_remains(&planned);
-        self.open(planned, restarts, round);
+        Planned { local_rank, assignment, role_rank_base: 0, role_world_size: slots }
     }
 }

@@ -8,6 +8,8 @@
 mod adopted;
 mod confirmation;
 mod error;
+mod event;
+mod nursery;
 mod orphans;
 mod requests;
 mod watch;
@@ -29,12 +31,14 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::guard::wire::{self, Channel, GuardRequest, Notice, WorkerId};
-use crate::guard::{Exit, Guard, tree};
+use crate::guard::{Guard, tree};
 use crate::machine::cpus::CpuSet;
 use crate::output::logs::Stdio;
 
 pub(crate) use error::Refused;
 pub use error::{GuardClientError, SpawnError};
+pub use event::{Event, Exited};
+pub(crate) use nursery::command_line;
 pub(crate) use watch::readable;
 
 use confirmation::Confirmation;
@@ -64,67 +68,6 @@ pub struct WorkerSpec {
     pub cpus: CpuSet,
 }
 
-/// A worker's end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exited {
-    /// Which worker of this node.
-    pub local_rank: u32,
-    /// Its process id, which may be in use again by now.
-    pub pid: i32,
-    /// How it ended.
-    pub exit: Exit,
-    /// When the guard saw it.
-    pub at: Time,
-}
-
-/// What a [`GuardClient`] reports.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// A worker's program runs.
-    Started {
-        /// Which worker of this node.
-        local_rank: u32,
-        /// Its process id.
-        pid: i32,
-    },
-    /// A worker was not started. No other event follows for it.
-    NotStarted {
-        /// Which worker of this node.
-        local_rank: u32,
-        /// Why.
-        refused: Refused,
-    },
-    /// A worker has ended, by itself or because it was stopped.
-    Exited(Exited),
-    /// The deadline has passed, and everything got SIGKILL. Exits and [`Event::Stopped`] follow.
-    DeadlineKilled {
-        /// When the guard acted.
-        at: Time,
-    },
-    /// Nothing is left that any worker started. This follows a stop or a passed deadline. It also follows the loss of
-    /// the guard, if a stop was begun.
-    Stopped,
-    /// The workers are gone, and these processes that they started are not.
-    Left {
-        /// Their process ids.
-        processes: Vec<i32>,
-        /// How long they have until they get the stop signal.
-        patience: Duration,
-    },
-    /// Some processes still live five seconds after SIGKILL. They wait in the kernel, or now belong to another user.
-    Survivors {
-        /// Each is written as `pid 4711 (python3, state D)`.
-        processes: Vec<String>,
-    },
-    /// The guard has ended before the agent, or was killed because it was frozen. Nothing can be started any more.
-    GuardLost {
-        /// How it ended.
-        cause: String,
-        /// Processes that could not be ended within five seconds, as in [`Event::Survivors`].
-        survivors: Vec<String>,
-    },
-}
-
 /// Owns the guard, and through it all workers of this node. Dropping it ends them.
 #[derive(Debug)]
 pub struct GuardClient {
@@ -140,6 +83,8 @@ pub struct GuardClient {
     populated: bool,
     stopping: Option<Stopping>,
     confirmation: Confirmation,
+    /// The process that workers are forked from, if there is one.
+    nursery: Option<Pid>,
     /// What reaps orphans, if this is process 1.
     _reaper: JoinSet<()>,
 }
@@ -197,6 +142,7 @@ impl GuardClient {
             populated: false,
             stopping: None,
             confirmation: Confirmation::default(),
+            nursery: None,
             _reaper: reaper,
         })
     }
@@ -213,13 +159,7 @@ impl GuardClient {
         self.next_id += 1;
         let WorkerSpec { local_rank, argv, env, cwd, stdio, cpus } = spec;
         let arguments = argv.len();
-        let variables = env.into_iter().map(|(mut name, value)| {
-            name.push("=");
-            name.push(value);
-            name
-        });
-        let strings = [cwd.into_os_string()].into_iter().chain(argv).chain(variables);
-        let body = wire::write_body(strings).map_err(SpawnError::NoRoom)?;
+        let body = body_of(cwd, argv, env)?;
         let (stdout, stderr) = (stdio.stdout.is_some(), stdio.stderr.is_some());
         let descriptors = [Some(body), stdio.stdout, stdio.stderr].into_iter().flatten().collect();
         self.send(GuardRequest::Spawn { worker, arguments, stdout, stderr, cpus: cpus.mask() }, descriptors);
@@ -418,9 +358,9 @@ impl GuardClient {
         }
     }
 
-    /// The living processes below the guard.
+    /// The living processes below the guard, without the nursery.
     fn left(&self) -> Vec<tree::Process> {
-        let below = tree::descendants(self.guard).unwrap_or_default();
+        let below = tree::descendants_but(self.guard, self.nursery).unwrap_or_default();
         below.into_iter().filter(|process| !process.is_zombie()).collect()
     }
 
@@ -479,6 +419,7 @@ impl GuardClient {
                 self.confirmation.gone();
                 self.nothing_is_left();
             }
+            nursery => self.hear_of_nursery(nursery),
         }
     }
 
@@ -509,6 +450,16 @@ impl GuardClient {
             (self.link, self.populated) = (Link::Haunted, true);
         }
     }
+}
+
+fn body_of(cwd: PathBuf, argv: Vec<OsString>, env: BTreeMap<OsString, OsString>) -> Result<OwnedFd, SpawnError> {
+    let variables = env.into_iter().map(|(mut name, value)| {
+        name.push("=");
+        name.push(value);
+        name
+    });
+    let strings = [cwd.into_os_string()].into_iter().chain(argv).chain(variables);
+    wire::write_body(strings).map_err(SpawnError::NoRoom)
 }
 
 async fn receive(socket: &AsyncFd<Channel>) -> io::Result<Option<Notice>> {
