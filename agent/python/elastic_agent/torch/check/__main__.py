@@ -10,7 +10,7 @@ import sys
 import tempfile
 from dataclasses import replace
 
-from . import findings
+from . import compare, findings
 from .compare import Run
 from .findings import Finding
 from .report import Report
@@ -56,102 +56,82 @@ class _Check:
         self._found: list[Finding] = []
 
     def all(self) -> list[Finding]:
-        """Does one run after the other, until one has failed."""
+        """Does one run after the other, until one shows what is not safe: later ones would show it, too."""
         first = self._run(Plan("1 rank", 1))
-        if first.last() < self._job.steps and not self._found and not self._at_limit(first):
-            # The script ends after few epochs: so they are longer.
+        if not self._is_unsafe() and first.last() < self._job.steps and first.fact("kind") == "Session":
+            # The script has few epochs: so they are longer.
             self._job = replace(self._job, epoch_steps=self._job.steps)
             first = self._run(Plan("1 rank, longer epochs", 1))
-        if self._has_failed(first):
+        if self._is_unsafe():
             return self._found
-        second = self._run(Plan("2 ranks, micro-batches", 2, "micro-batches"), first)
-        if self._has_failed(second):
+        title = "2 ranks, micro-batches" if findings.is_comparable(first) else "2 ranks"
+        second = self._run(Plan(title, 2, "micro-batches"), first)
+        if self._is_unsafe():
             return self._found
         third = self._run(Plan("3 ranks", 3, "pieces"), first)
-        if self._has_failed(third):
-            return self._found
-        if findings.is_comparable(first):
+        if not findings.is_comparable(first):
+            self._found.append(findings.why_not_comparable(first))
+        elif not self._is_unsafe():
             self._compare(first, second, third)
-        else:
-            self._add(findings.why_not_comparable(first))
-        self._change(third)
+        if not self._is_unsafe():
+            self._change(third)
         return self._found
 
-    def _at_limit(self, run: Run) -> bool:
-        return run.fact("kind") == "Loop" or not run.of("enters") or run.fact("samples", 0) < 2
-
     def _compare(self, first: Run, second: Run, third: Run) -> None:
-        apart = findings.apart(second, first) or findings.apart(third, first)
+        """What the number of ranks changes, and why."""
+        run = second if findings.apart(second, first) else third
+        apart = findings.apart(run, first)
         if apart is None:
             return
-        if self._found_sum(second, first):
+        if compare.is_a_sum(second, first):
+            self._found.append(findings.is_a_sum())
             return
         plan = Plan("1 rank, in the same pieces", 1, "pieces")
-        alone = self._run(plan)
+        alone = self._run(plan, third)
         depends = findings.apart(third, alone)
         if depends is None:
-            if not any(not one.safe for one in self._found):
-                run = second if findings.apart(second, first) else third
-                self._add(findings.depends_on_cut(run, first, apart))
+            self._found.append(findings.depends_on_cut(run, first, apart))
             return
-        again = self._run(replace(plan, title="the same again"))
+        again = self._run(replace(plan, title="the same again"), alone)
         if differs := findings.apart(again, alone):
-            self._add(findings.not_deterministic(differs))
+            self._found.append(findings.not_deterministic(differs))
             return
-        other = self._run(replace(plan, title="the same with other random numbers", seed=500))
+        other = self._run(replace(plan, title="the same with other random numbers", seed=500), alone)
         seeded = findings.apart(other, alone) is None
-        self._add(findings.depends_on_ranks(third, depends, alone, seeded=seeded))
-
-    def _found_sum(self, second: Run, first: Run) -> bool:
-        if findings.compare.is_a_sum(second, first):
-            self._add(findings.is_a_sum(second))
-            return True
-        return False
+        self._found.append(findings.depends_on_ranks(third, depends, alone, seeded=seeded))
 
     def _change(self, third: Run) -> None:
-        title = "3 ranks, a worker is killed, a node leaves, a node joins"
+        """What deaths, joins and leaves change."""
+        title = "3 ranks; a worker is killed, a node leaves, another joins"
         changed = self._run(Plan(title, 3, "pieces", changes=True), third, leaving=LEAVES)
+        if self._is_unsafe():
+            return
+        if findings.is_comparable(third) and (apart := findings.apart(changed, third)):
+            self._found.append(findings.after_changes(apart))
         waits = {one["what"] for one in changed.of("waits")}
-        words = {"leave": "a node that leaves", "join": "a node that joins"}
-        missing = [words[one] for one in words if one not in waits]
-        if missing and not self._has_failed(changed):
-            self._add(findings.too_short(changed, missing))
-        wrong = any(not one.safe for one in self._found)
-        if findings.is_comparable(third) and not wrong and (apart := findings.apart(changed, third)):
-            self._add(findings.after_changes(apart))
+        missing = [what for what in ("leave", "join") if what not in waits]
+        if missing:
+            self._found.append(findings.too_short(changed, missing))
+
+    def _is_unsafe(self) -> bool:
+        return any(not one.safe for one in self._found)
 
     def _run(self, plan: Plan, reference: Run | None = None, leaving: str | None = None) -> Run:
         self._number += 1
         run = play(self._job, plan, self._number, lambda run: self._report.progress(self._number, run))
-        before = len(self._found)
-        for one in findings.of_run(run, leaving, self._job.quiesce):
-            self._add(one)
-        ended_well = not self._has_failed(run)
-        if reference is not None and ended_well and findings.is_comparable(run):
-            for one in findings.of_length(run, reference):
-                self._add(one)
-        self._report.ended(self._number, run, self._result(run, reference, len(self._found) - before))
-        return run
-
-    def _result(self, run: Run, reference: Run | None, new: int) -> str:
+        new = list(findings.of_run(run, leaving, self._job.quiesce))
+        compares = reference is not None and findings.is_comparable(run)
+        if compares and not new:
+            new = list(findings.of_length(run, reference))
+        self._found += new
         if new:
-            return f"{new} finding{'s' if new > 1 else ''}"
-        if reference is None or not findings.is_comparable(run):
-            return "all ranks agree" if run.ranks > 1 else "the reference"
-        if apart := findings.apart(run, reference):
-            return f"parameters differ from step {apart.step} on"
-        equal = findings.tolerance(run, reference) == 0.0
-        return f"the parameters are the same{', to the last bit' if equal else ''}, and each sample was used once"
-
-    def _has_failed(self, run: Run) -> bool:
-        """Whether a run has ended in a way that later ones would meet again."""
-        return bool(run.of("error") or run.stuck or not run.of("step")) or any(
-            one.what.startswith("the loss of step") or "agent ended with" in one.what for one in self._found
-        )
-
-    def _add(self, one: Finding) -> None:
-        if one.what not in {other.what for other in self._found}:
-            self._found.append(one)
+            result = f"{len(new)} finding{'s' if len(new) > 1 else ''}"
+        elif compares:
+            result = findings.result(run, reference)
+        else:
+            result = "all ranks agree" if run.ranks > 1 else "the reference"
+        self._report.ended(self._number, run, result)
+        return run
 
 
 def _arguments() -> argparse.Namespace:

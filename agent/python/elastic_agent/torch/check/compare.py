@@ -28,6 +28,9 @@ class Run:
     seconds: float = 0.0
     # Where the workers were when the time was over, by their nodes.
     stuck: dict[str, str] = field(default_factory=dict)
+    # Where a fatal signal met them; and what the agents said at last.
+    crashed: dict[str, str] = field(default_factory=dict)
+    causes: dict[str, str] = field(default_factory=dict)
 
     def of(self, *events: str) -> list[Note]:
         """The notes of these kinds."""

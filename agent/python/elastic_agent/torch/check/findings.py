@@ -26,8 +26,8 @@ class Finding:
     safe: bool = False
 
 
-_SCRIPT = {
-    "LRScheduler": "give it to the session: scheduler={0}",
+_FOR = {
+    "LR": "give it to the session: scheduler={0}",
     "GradScaler": "give it to the session: scaler={0}",
 }
 _STATE = "give it to the session: state=elastic.State({0}={0}), or to the State of the loop"
@@ -56,7 +56,8 @@ def of_run(run: Run, leaving: str | None, longest: float) -> Iterator[Finding]:
 
 def _ends(run: Run, leaving: str | None) -> Iterator[Finding]:
     for one in run.of("error")[:1]:
-        yield Finding(one["message"], "correct this line, and run the check again", one["where"])
+        what = one["message"].strip().rstrip(".")[:1000]
+        yield Finding(f"with {run.title} the script ends by {what}", "correct this, and run the check again", one["where"])
     if run.of("error"):
         return
     for node, where in run.stuck.items():
@@ -71,8 +72,11 @@ def _ends(run: Run, leaving: str | None) -> Iterator[Finding]:
         return
     for node, code in run.codes.items():
         if code != (LEFT if node == leaving else 0):
+            cause = run.causes.get(node, "").rstrip(".")[:500]
             yield Finding(
-                f"{node}'s agent ended with exit code {code}", f"its log says why: {node}.log in the folder of this run"
+                f"with {run.title} {node}'s agent ended with exit code {code}{': ' if cause else ''}{cause}",
+                f"correct this; all ranks must call the same in the same order. {node}.log in the run's folder has more",
+                next(iter(run.crashed.values()), ""),
             )
             return
 
@@ -100,7 +104,7 @@ def _of_group(run: Run) -> Iterator[Finding]:
 
 def _of_script(run: Run, longest: float) -> Iterator[Finding]:
     for one in run.of("outside"):
-        advice = _SCRIPT.get("LRScheduler" if "LR" in one["type"] else one["type"], _STATE)
+        advice = _FOR.get("LR" if "LR" in one["type"] else one["type"], _STATE)
         yield Finding(
             f"{one['what']} ({one['type']}) changes during training and is not part of the state: a worker that joins "
             "would begin with its own",
@@ -195,7 +199,15 @@ def depends_on_ranks(run: Run, found: Apart, one_rank: Run, *, seeded: bool) -> 
     )
 
 
-def is_a_sum(run: Run) -> Finding:
+def result(run: Run, reference: Run) -> str:
+    """How a run compares with another, in a few words."""
+    if found := apart(run, reference):
+        return f"the parameters differ from step {found.step} on"
+    bits = ", to the last bit" if tolerance(run, reference) == 0.0 else ""
+    return f"the same parameters{bits}, and each sample once"
+
+
+def is_a_sum() -> Finding:
     """The loss is no mean."""
     return Finding(
         "the loss is the sum over the batch, not its mean: the gradient depends on the number of ranks",
@@ -210,9 +222,9 @@ def depends_on_cut(run: Run, reference: Run, found: Apart) -> Finding:
     causes = " and ".join(layers) or "a loss over pairs of samples, or low precision"
     far = compare.furthest(run, reference)
     return Finding(
-        f"the result depends on how a step is cut into batches: from step {found.step} on, by up to {far:.1%} of what "
-        f"the training has moved. The usual cause here: {causes}",
-        "this is harmless: with the same batches all numbers of ranks give the same result",
+        f"the result depends on how a step is cut into batches (from step {found.step} on, by up to {far:.1%} of what "
+        f"the training has moved). The usual cause here: {causes}",
+        "with equal batches any number of ranks gives the same result, so the script is safe",
         safe=True,
     )
 
@@ -230,7 +242,7 @@ def after_changes(found: Apart) -> Finding:
 def too_short(run: Run, missing: list[str]) -> Finding:
     """Not all changes were tried."""
     return Finding(
-        f"the training ends after {run.last()} steps, before {' and '.join(missing)} could be tried",
+        f"the training ends after {run.last()} steps, before a node could {' and '.join(missing)}",
         "let it train for more epochs, or with smaller batches",
         safe=True,
     )

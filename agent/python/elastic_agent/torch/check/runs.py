@@ -76,7 +76,9 @@ def play(job: Job, plan: Plan, number: int, show: Callable[[Run], None]) -> Run:
         run.notes.sort(key=lambda note: note["at"])
         run.seconds = time.monotonic() - began
         run.codes = agents.codes()
-    run.stuck = dict(_stuck(folder, job))
+    run.causes = dict(_causes(folder))
+    for node, is_late, where in _stacks(folder, job):
+        (run.stuck if is_late else run.crashed)[node] = where
     return run
 
 
@@ -109,7 +111,9 @@ class _Agents:
         conf = f"is_host={str(number == 1).lower()},last_call_timeout=60s,min_round_time=0,quiesce_timeout={job.quiesce:g}s"
         flags = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--rdzv-conf={conf}"]
         flags += ["--rdzv-id=check", "--local-addr=127.0.0.1", f"--nnodes={nodes}", f"--node-name={node}"]
-        flags += [f"--warm-up={job.limit:g}s", f"--max-restarts={3 if plan.changes else 0}", f"--log-dir={self._folder}"]
+        flags += [f"--max-restarts={3 if plan.changes else 0}", f"--log-dir={self._folder}"]
+        # A script that reads its rank too early is told so by the session.
+        flags += [f"--warm-up={job.limit:g}s"] if plan.changes else []
         flags += [f"--shutdown-timeout={max(30, 2 * job.quiesce):g}"]
         settings = Settings(
             folder=str(self._folder),
@@ -121,7 +125,7 @@ class _Agents:
             steps=job.steps,
             epoch_steps=job.epoch_steps,
             cut=plan.cut,
-            begin=str(job.folder / "begin"),
+            begin=str(job.folder / f"begin-{job.epoch_steps}"),
             dies_in=_DIES_IN if plan.changes and node == _KILLED else 0,
             holds=_HOLDS if plan.changes else {},
             ranks=plan.ranks,
@@ -176,11 +180,19 @@ class _Reader:
         return found
 
 
-def _stuck(folder: pathlib.Path, job: Job) -> Iterator[tuple[str, str]]:
-    """Where the script was when a worker's time was over."""
+def _stacks(folder: pathlib.Path, job: Job) -> Iterator[tuple[str, bool, str]]:
+    """The nodes whose worker's time was over, or that a fatal signal ended: which of both, and where the script was."""
     for path in sorted(folder.glob("stacks-*")):
         text = path.read_text(errors="replace")
         if text:
             places = re.findall(r'File "([^"]+)", line (\d+)', text)
             own = [f"{pathlib.Path(name).name}:{line}" for name, line in places if pathlib.Path(name) == job.script]
-            yield path.name.removeprefix("stacks-"), own[0] if own else ""
+            yield path.name[len("stacks-") :], text.startswith("Timeout"), own[0] if own else ""
+
+
+def _causes(folder: pathlib.Path) -> Iterator[tuple[str, str]]:
+    """What the agents ended with."""
+    for path in sorted(folder.glob("*.log")):
+        last = [line for line in path.read_text(errors="replace").splitlines() if line.startswith("elastic-agent: ")]
+        if last:
+            yield path.stem, last[-1].partition(": ")[2]

@@ -18,6 +18,7 @@ def main() -> None:
     is_module = sys.argv[1] == "-m"
     script, *arguments = sys.argv[2 if is_module else 1 :]
     stacks = pathlib.Path(settings.folder, f"stacks-{settings.node}").open("w")
+    faulthandler.enable(stacks)
     # Also the end of a worker whose check is gone.
     faulthandler.dump_traceback_later(settings.limit, exit=True, file=stacks)
     notes = probe.install(settings)
