@@ -1,4 +1,4 @@
-"""Changes its samples at random. With `mixes` its loop draws numbers of its own; with `clock` these are never the same."""
+"""Changes its samples at random. With `mixes` its loop draws numbers of its own; with `clock` always other ones."""
 
 import random
 import sys

@@ -3,5 +3,5 @@
     __main__: which runs, and in what order ──▶ runs: agents on this machine, and what happens to them
                                                    │ each worker
                                                    ▼
-    report: the answer ◀── findings ◀── compare ◀── probe: a session that notes what it does; outside: what the script keeps
+    report: the answer ◀── findings ◀── compare ◀── probe: a session that notes what it does; outside: what else changes
 """

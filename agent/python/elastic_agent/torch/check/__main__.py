@@ -17,10 +17,10 @@ from .report import Report
 from .runs import ENOUGH_STEPS, LEAVES, Job, Plan, play
 
 _MOST_RUNS = 8
-_TEXT = """Tries whether a script that trains by elastic_agent.torch.Session or Loop may run elastically. It runs the script
-on this machine with 1, 2 and 3 ranks, cut into micro-batches, and with a worker that is killed, a node that leaves and
-one that joins; and compares parameters and samples after each step. It names what is not safe, with the script's line
-where that is known.
+_TEXT = """Tries whether a script that trains by elastic_agent.torch.Session or Loop is safe to run elastically. It runs
+the script on this machine with 1, 2 and 3 ranks, in micro-batches, and with a worker that is killed, a node that leaves
+and one that joins. After each step it compares parameters and samples. It says what is not safe, in which line of the
+script where that is known, and what to do.
 
 The script runs up to 8 times, each time in up to 4 processes, as it is, with these changes:
   - an epoch has 4 steps, and training ends after 12 (--steps);

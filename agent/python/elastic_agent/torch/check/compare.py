@@ -130,15 +130,17 @@ def wrong_samples(run: Run) -> str:
 
 
 def is_a_sum(run: Run, reference: Run) -> bool:
-    """Whether the script's loss is the sum over a batch: the losses of a step's batches then add up to the loss of the
-    whole step. In the first step all have the same parameters."""
-    first = [one for one in reference.of("step") if one["step"] == 1 and one["which"] == 0]
-    parts = [one for one in run.of("step") if one["step"] == 1 and one["which"] == 0]
-    if not first or not parts or "losses" not in first[0]:
-        return False
-    whole, weight = first[0]["loss"], sum(one["weight"] for one in parts)
-    mean = sum(one["loss"] * one["weight"] for one in parts) / (weight or 1)
-    return _near(sum(one["losses"] for one in parts), whole) and not _near(mean, whole)
+    """Whether the script's loss is the sum over a batch: however a step is cut, the losses of all batches then add up to
+    the same, and have another mean. In the first step all have the same parameters."""
+    (total, mean), (of_reference, mean_of_reference) = _losses(run), _losses(reference)
+    return _near(total, of_reference) and not _near(mean, mean_of_reference)
+
+
+def _losses(run: Run) -> tuple[float, float]:
+    """The sum and the mean of the losses of the first step's batches."""
+    first = [one for one in run.of("step") if (one["which"], one["step"]) == (0, 1)]
+    weight = sum(one["weight"] for one in first)
+    return sum(one["losses"] for one in first), sum(one["loss"] * one["weight"] for one in first) / (weight or 1)
 
 
 def _near(one: float, other: float) -> bool:

@@ -10,6 +10,8 @@ from .compare import Apart, Run
 
 # How far two runs whose sums have another order may be apart, as a part of what the training has moved.
 _LAST_BITS = 1e-3
+# How far low precision may bring them apart.
+_LOW_PRECISION = 0.05
 # The agents' exit codes: of one that leaves, and of one whose job has failed.
 LEFT = 3
 
@@ -57,7 +59,7 @@ def of_run(run: Run, leaving: str | None, longest: float) -> Iterator[Finding]:
 def _ends(run: Run, leaving: str | None) -> Iterator[Finding]:
     for one in run.of("error")[:1]:
         what = one["message"].strip().rstrip(".")[:1000]
-        yield Finding(f"with {run.title} the script ends by {what}", "correct this, and run the check again", one["where"])
+        yield Finding(f"with {run.title} the script ends by {what}", "correct this, and check again", one["where"])
     if run.of("error"):
         return
     for node, where in run.stuck.items():
@@ -97,8 +99,8 @@ def _of_group(run: Run) -> Iterator[Finding]:
     for node in compare.lost_processes(run):
         yield Finding(
             f"the worker of {node} lost its process in a change of the group, and was started again",
-            "leave nothing of an own group in the script (init_process_group, DistributedDataParallel), and do what takes "
-            "long between two steps in `with session.aside():`",
+            "leave init_process_group and DistributedDataParallel out, and do what takes long between two steps in `with "
+            "session.aside():`",
         )
 
 
@@ -174,8 +176,8 @@ def of_length(run: Run, reference: Run) -> Iterator[Finding]:
 def not_deterministic(found: Apart) -> Finding:
     """Two equal runs are apart."""
     return Finding(
-        f"two equal runs on 1 rank differ from step {found.step} on, most in {found.parameter}: what the script computes is "
-        "not repeatable, so the check cannot tell what else changes it",
+        f"two equal runs on 1 rank differ from step {found.step} on, most in {found.parameter}: the script is not "
+        "repeatable, so the check cannot tell what else changes its result",
         "draw no random numbers of its own that are not seeded, as by numpy.random.default_rng(), and read no clock",
     )
 
@@ -191,7 +193,7 @@ def depends_on_ranks(run: Run, found: Apart, one_rank: Run, *, seeded: bool) -> 
             "torch.manual_seed (and those of numpy and random) first"
         )
     if drawn:
-        advice = f"the loop draws from {drawn}, which is each rank's own: draw from torch, whose numbers the session seeds"
+        advice = f"the loop draws from {drawn}, which is each rank's own: draw torch's numbers, which the session seeds"
     return Finding(
         f"the result depends on the number of ranks: with {run.title} it differs from step {found.step} on, most in "
         f"{found.parameter}",
@@ -217,13 +219,20 @@ def is_a_sum() -> Finding:
 
 def depends_on_cut(run: Run, reference: Run, found: Apart) -> Finding:
     """Only how steps are cut into batches makes a difference."""
-    layers = [f"BatchNorm ({name})" for name in run.fact("norms", [])]
-    layers += [f"Dropout ({name})" for name in run.fact("drops", [])]
-    causes = " and ".join(layers) or "a loss over pairs of samples, or low precision"
+    causes = [*run.fact("norms", []), *(["random numbers, as of Dropout"] if run.of("draws") else [])]
     far = compare.furthest(run, reference)
+    what = (
+        f"the result depends on how a step is cut into batches: from step {found.step} on, by up to {far:.0%} of what "
+        "the training moves"
+    )
+    if not causes and far > _LOW_PRECISION:
+        return Finding(
+            f"{what}. So it depends on the number of ranks",
+            "let the loss be a mean over samples. Over tokens, call session.backward(loss, count=tokens); over pairs of "
+            "samples, session.gather(…)",
+        )
     return Finding(
-        f"the result depends on how a step is cut into batches (from step {found.step} on, by up to {far:.1%} of what "
-        f"the training has moved). The usual cause here: {causes}",
+        f"{what}. The cause: {' and '.join(causes) or 'low precision'}",
         "with equal batches any number of ranks gives the same result, so the script is safe",
         safe=True,
     )

@@ -26,8 +26,11 @@ _OTHERS = (Elastic, ElasticBatchSampler, State, DataLoader, torch.utils.data.Dat
 class Outside:
     """Looks at the variables of the script's functions after each step."""
 
-    def __init__(self, training: Progress, sums_of: Callable[[torch.Tensor], list[float]]) -> None:
-        self._sums_of = sums_of
+    def __init__(
+        self, training: Progress, sums_of: Callable[[torch.Tensor], list[float]], is_own: Callable[[str], bool]
+    ) -> None:
+        """is_own: whether a file belongs to the script."""
+        self._sums_of, self._is_own = sums_of, is_own
         parts = list(leaves(training._state))
         modules = [module for one in parts if isinstance(one, torch.nn.Module) for module in one.modules()]
         tensors = [one for module in modules for one in (*module.parameters(False), *module.buffers(False))]
@@ -60,7 +63,7 @@ class Outside:
                         continue
                     seen.add(id(one))
                     yield name, one, path
-                    if _is_of_a_script(one):
+                    if self._is_of_a_script(one):
                         for attribute, part in list(vars(one).items()):
                             yield f"{name}.{attribute}", part, path
 
@@ -86,18 +89,11 @@ class Outside:
     def _is_like_a_parameter(self, tensor: torch.Tensor) -> bool:
         return id(tensor) not in self._inside and tensor.is_floating_point() and tensor.shape in self._shapes
 
-
-def _is_of_a_script(one: Any) -> bool:
-    """Whether an object is of a class that the script defines itself, and no module."""
-    if isinstance(one, (torch.nn.Module, type, *_OTHERS)) or not hasattr(one, "__dict__"):
-        return False
-    return type(one).__module__ == "__main__" or _is_beside_the_script(type(one).__module__)
-
-
-def _is_beside_the_script(module: str) -> bool:
-    path = getattr(sys.modules.get(module), "__file__", None) or ""
-    folder = os.path.dirname(os.path.realpath(getattr(sys.modules["__main__"], "__file__", None) or "/"))
-    return path.startswith(folder + os.sep) and "site-packages" not in path and f"{os.sep}elastic_agent{os.sep}" not in path
+    def _is_of_a_script(self, one: Any) -> bool:
+        """Whether an object is of a class that the script defines itself, and no module."""
+        if isinstance(one, (torch.nn.Module, type, *_OTHERS)) or not hasattr(one, "__dict__"):
+            return False
+        return self._is_own(os.path.realpath(getattr(sys.modules.get(type(one).__module__), "__file__", None) or "/"))
 
 
 def _line_of(name: str, path: str) -> str:

@@ -49,7 +49,7 @@ class Settings:
     # The number of steps to train, and of an epoch.
     steps: int
     epoch_steps: int
-    # "as it is", in "micro-batches", or in "pieces" that give the same bits for any number of ranks.
+    # "given", in "micro-batches", or in "pieces" that give the same bits for any number of ranks.
     cut: str
     # The state that all runs begin with.
     begin: str
@@ -87,7 +87,7 @@ class Notes:
         self._file.write(json.dumps(note) + "\n")
 
     def is_own(self, path: str) -> bool:
-        """Whether a file is the script's, or lies beside it."""
+        """Whether a file is the script, or lies in its folder."""
         foreign = "site-packages" in path or f"{os.sep}elastic_agent{os.sep}" in path
         return path == self.settings.script or (path.startswith(self.settings.base + os.sep) and not foreign)
 
@@ -187,7 +187,7 @@ class Watched:
     def _applied(self, **facts: Any) -> None:
         self._tell_state("step", **facts)
         if notes.settings.ranks == 1:
-            self._outside = self._outside or outside.Outside(self._training, sums_of)
+            self._outside = self._outside or outside.Outside(self._training, sums_of, notes.is_own)
             for what, type_, where in self._outside.look(notes.frames()):
                 notes.tell("outside", what=what, type=type_, where=where)
         self._hold(notes.settings.holds.get(str(self.step_number)) if self._which.number == 0 else None)
@@ -230,13 +230,21 @@ class Session(Watched, sessions.Session):
     _kind = "Session"
 
     def __init__(
-        self, model: Any, optimizer: Any, sampler: Any, *, checkpoint_dir: Any = None, same_bits: bool = False, **more: Any
+        self,
+        model: Any,
+        optimizer: Any,
+        sampler: Any,
+        *,
+        checkpoint_dir: Any = None,
+        same_bits: bool = False,
+        **more: Any,
     ) -> None:
         if not isinstance(sampler, Sampler):
             raise ValueError("the check needs the sampler to be an elastic_agent.torch.ElasticBatchSampler itself")
-        self._norms = [name for name, one in model.named_modules() if _is_of(one, torch.nn.modules.batchnorm._BatchNorm)]
-        self._drops = [name for name, one in model.named_modules() if _is_of(one, torch.nn.modules.dropout._DropoutNd)]
-        if notes.settings.cut != "as it is" and not same_bits:
+        of_batches = torch.nn.modules.batchnorm._BatchNorm
+        norms = [(name, one) for name, one in model.named_modules() if isinstance(one, of_batches)]
+        self._norms = [f"{type(one).__name__} {name}" for name, one in norms]
+        if notes.settings.cut != "given" and not same_bits:
             sampler.cut(2 if self._norms else 1)
             whole = not any(map(is_sharded, model.parameters()))
             several = sampler.rank_batch is None and sampler.micro_batch < sampler.global_batch
@@ -246,16 +254,19 @@ class Session(Watched, sessions.Session):
         self._used: list[tuple[list[int] | None, int, float]] = []
         self._used_in = self._step
         self._random: tuple[Any, Any] | None = None
+        # torch's random numbers as a batch finds them, and whether a batch has drawn any.
+        self._numbers: torch.Tensor | None = None
+        self._draws = False
         self._grads: list[int] = []
         self._stepping = False
         for one in self._training.optimizers:
-            one.register_step_pre_hook(lambda *_: None if self._stepping else notes.tell("own step", where=notes.line()))
+            one.register_step_pre_hook(self._optimizer_steps)
         self._watch()
 
     def _facts(self) -> dict[str, Any]:
-        one, few = self.sampler, bool(self._norms or self._drops)
+        one = self.sampler
         facts = {"bits": self._same_bits, "fixed": one.rank_batch is None, "samples": one._end(), "short": one.is_short}
-        return {**facts, "few": few, "norms": self._norms[:1], "drops": self._drops[:1], "micro": one.micro_batch}
+        return {**facts, "norms": self._norms[:1]}
 
     @property
     def _epochs(self) -> int:
@@ -276,6 +287,7 @@ class Session(Watched, sessions.Session):
             for batch in batches:
                 if not self.sampler.is_short and self.step_number >= notes.settings.steps:
                     raise Finished
+                self._numbers = None if self._draws else torch.default_generator.get_state()
                 yield batch
                 self._is_back()
 
@@ -284,11 +296,14 @@ class Session(Watched, sessions.Session):
             self._used, self._used_in = [], self._step
         size = self._step.batches[self._step.done] if self._step.done < len(self._step.batches) else 0
         given = self.sampler.given.popleft() if self.sampler.given else None
-        weight = size if count is None else float(count)
-        self._used.append(([] if size == 0 else given, size, float(loss.detach()) if size else 0.0))
-        if count is not None and size:
-            self._used[-1] = (given, weight, self._used[-1][2] / max(weight, 1e-30))
+        # A batch without samples only keeps step with other ranks.
+        weight = size if count is None or not size else float(count)
+        mean = float(loss.detach()) / (1 if count is None else max(weight, 1e-30)) if size else 0.0
+        self._used.append((given if size else [], weight, mean))
         self._tell_of_random()
+        if self._numbers is not None and not torch.equal(self._numbers, torch.default_generator.get_state()):
+            self._draws = True
+            notes.tell("draws")
         self._may_die()
         super().backward(loss, count)
         self._grads = self._versions()
@@ -304,10 +319,14 @@ class Session(Watched, sessions.Session):
         if applied:
             weights = sum(weight for _, weight, _ in self._used)
             loss = sum(weight * one for _, weight, one in self._used) / (weights or 1)
-            samples = None if any(one is None for one, _, _ in self._used) else [at for one, _, _ in self._used for at in one]
-            whole = sum(one for _, _, one in self._used)
+            given, whole = [one for one, _, _ in self._used], sum(one for _, _, one in self._used)
+            samples = None if None in given else [sample for one in given for sample in one]
             self._applied(epoch=epoch, loss=loss, weight=weights, losses=whole, samples=samples)
         return applied
+
+    def _optimizer_steps(self, *_: Any) -> None:
+        if not self._stepping:
+            notes.tell("own step", where=notes.line())
 
     def _versions(self) -> list[int]:
         return [-1 if one.grad is None else one.grad._version for one in self.model.parameters()]
@@ -348,10 +367,6 @@ class Loop(Watched, loops.Loop):
 
 def _folder(given: Any) -> pathlib.Path | None:
     return None if given is None else pathlib.Path(notes.settings.folder) / "checkpoints"
-
-
-def _is_of(module: torch.nn.Module, kind: type) -> bool:
-    return isinstance(module, kind) and getattr(module, "p", 1) > 0
 
 
 def named(part: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -48,7 +48,7 @@ class Plan:
 
     title: str
     ranks: int
-    cut: str = "as it is"
+    cut: str = "given"
     changes: bool = False
     seed: int = 1
 
@@ -108,11 +108,12 @@ class _Agents:
         """Starts a node's agent."""
         node, plan, job = f"node-{number}", self._plan, self._job
         nodes = f"1:{plan.ranks}" if plan.changes else str(plan.ranks)
-        conf = f"is_host={str(number == 1).lower()},last_call_timeout=60s,min_round_time=0,quiesce_timeout={job.quiesce:g}s"
+        conf = f"is_host={str(number == 1).lower()},last_call_timeout=60s,min_round_time=0"
+        conf += f",quiesce_timeout={job.quiesce:g}s"
         flags = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--rdzv-conf={conf}"]
         flags += ["--rdzv-id=check", "--local-addr=127.0.0.1", f"--nnodes={nodes}", f"--node-name={node}"]
         flags += [f"--max-restarts={3 if plan.changes else 0}", f"--log-dir={self._folder}"]
-        # A script that reads its rank too early is told so by the session.
+        # Without it, a session refuses by name what needs a rank before it has begun.
         flags += [f"--warm-up={job.limit:g}s"] if plan.changes else []
         flags += [f"--shutdown-timeout={max(30, 2 * job.quiesce):g}"]
         settings = Settings(

@@ -13,7 +13,7 @@ from . import probe
 
 
 def main() -> None:
-    """`python -m elastic_agent.torch.check.worker [-m] SCRIPT [ARGUMENT…]`, in the environment that the check has set."""
+    """`python -m elastic_agent.torch.check.worker [-m] SCRIPT [ARGUMENT…]`, in an environment with the settings."""
     settings = probe.Settings.of_environment()
     is_module = sys.argv[1] == "-m"
     script, *arguments = sys.argv[2 if is_module else 1 :]
