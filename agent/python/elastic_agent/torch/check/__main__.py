@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import pathlib
 import shutil
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -38,6 +39,9 @@ def main() -> int:
     report = Report(" ".join(arguments.script[:1]))
     report.begin(job.steps, _MOST_RUNS, job.limit)
     found: list[Finding] = []
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # No agent outlives this.
+        signal.signal(one, signal.default_int_handler)
     try:
         found = _Check(job, report).all()
         return report.answer(found, str(job.folder))

@@ -28,13 +28,6 @@ class Finding:
     safe: bool = False
 
 
-_FOR = {
-    "LR": "give it to the session: scheduler={0}",
-    "GradScaler": "give it to the session: scaler={0}",
-}
-_STATE = "give it to the session: state=elastic.State({0}={0}), or to the State of the loop"
-
-
 def of_run(run: Run, leaving: str | None, longest: float) -> Iterator[Finding]:
     """What one run shows. leaving: the node that leaves. longest: seconds between two steps that are no danger."""
     errors = list(_ends(run, leaving))
@@ -106,11 +99,12 @@ def _of_group(run: Run) -> Iterator[Finding]:
 
 def _of_script(run: Run, longest: float) -> Iterator[Finding]:
     for one in run.of("outside"):
-        advice = _FOR.get("LR" if "LR" in one["type"] else one["type"], _STATE)
+        name = one["what"].rpartition(".")[2]
+        given = f"{one['argument']}={name}" if one["argument"] else f"state=elastic.State({name}={name})"
         yield Finding(
             f"{one['what']} ({one['type']}) changes during training and is not part of the state: a worker that joins "
             "would begin with its own",
-            advice.format(one["what"].rpartition(".")[2]),
+            f"give it to the session by {given}, or to the State of the loop",
             one["where"],
         )
     for one in run.of("gradient")[:1]:

@@ -21,6 +21,8 @@ from ..state import Progress, State, leaves
 
 # What keeps a position of its own, and is no state.
 _OTHERS = (Elastic, ElasticBatchSampler, State, DataLoader, torch.utils.data.Dataset)
+# The arguments of a session, by the modules of what they take.
+_ARGUMENTS = {"lr_scheduler": "scheduler", "grad_scaler": "scaler"}
 
 
 class Outside:
@@ -40,8 +42,9 @@ class Outside:
         self._first: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._told: set[str] = set()
 
-    def look(self, frames: Iterable[FrameType]) -> Iterator[tuple[str, str, str]]:
-        """What has changed since it was first seen: its name, its type, and the line that makes it."""
+    def look(self, frames: Iterable[FrameType]) -> Iterator[dict[str, str]]:
+        """What has changed since it was first seen: its name, its type, the line that makes it, and the argument of a
+        session that takes it."""
         for name, one, path in self._variables(list(frames)):
             if name in self._told or id(one) in self._inside or isinstance(one, _OTHERS):
                 continue
@@ -51,7 +54,9 @@ class Outside:
             _, first = self._first.setdefault((name, id(one)), (one, now))
             if first != now:
                 self._told.add(name)
-                yield name, type(one).__name__, _line_of(name, path)
+                kind = type(one)
+                argument = _ARGUMENTS.get(kind.__module__.rpartition(".")[2], "")
+                yield {"what": name, "type": kind.__name__, "where": _line_of(name, path), "argument": argument}
 
     def _variables(self, frames: list[FrameType]) -> Iterator[tuple[str, Any, str]]:
         seen: set[int] = set()

@@ -188,8 +188,8 @@ class Watched:
         self._tell_state("step", **facts)
         if notes.settings.ranks == 1:
             self._outside = self._outside or outside.Outside(self._training, sums_of, notes.is_own)
-            for what, type_, where in self._outside.look(notes.frames()):
-                notes.tell("outside", what=what, type=type_, where=where)
+            for one in self._outside.look(notes.frames()):
+                notes.tell("outside", **one)
         self._hold(notes.settings.holds.get(str(self.step_number)) if self._which.number == 0 else None)
         self._left_at = time.monotonic()
 

@@ -185,10 +185,13 @@ def _stacks(folder: pathlib.Path, job: Job) -> Iterator[tuple[str, bool, str]]:
     """The nodes whose worker's time was over, or that a fatal signal ended: which of both, and where the script was."""
     for path in sorted(folder.glob("stacks-*")):
         text = path.read_text(errors="replace")
+        is_late = text.startswith("Timeout")
         if text:
-            places = re.findall(r'File "([^"]+)", line (\d+)', text)
+            # In a crash the other threads are anywhere.
+            part = text if is_late else text.partition("Current thread")[2].partition("\n\n")[0]
+            places = re.findall(r'File "([^"]+)", line (\d+)', part)
             own = [f"{pathlib.Path(name).name}:{line}" for name, line in places if pathlib.Path(name) == job.script]
-            yield path.name[len("stacks-") :], text.startswith("Timeout"), own[0] if own else ""
+            yield path.name[len("stacks-") :], is_late, own[0] if own else ""
 
 
 def _causes(folder: pathlib.Path) -> Iterator[tuple[str, str]]:
