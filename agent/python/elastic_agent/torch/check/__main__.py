@@ -18,9 +18,10 @@ from .report import Report
 from .runs import ENOUGH_STEPS, LEAVES, Job, Plan, play
 
 _MOST_RUNS = 8
-_TEXT = """Tries whether a script that trains by elastic_agent.torch.Session or Loop is safe to run elastically. It runs
-the script on this machine with 1, 2 and 3 ranks, in micro-batches, and with a worker that is killed, a node that leaves
-and one that joins. After each step it compares parameters and samples. It says what is not safe, in which line of the
+_TEXT = """Tries whether a script that trains by elastic_agent.torch.Session or Loop is safe to run elastically.
+
+It runs the script on this machine with 1, 2 and 3 ranks, in micro-batches, and while a worker is killed, a node leaves
+and another joins. After each step it compares parameters and samples. It says what is not safe, in which line of the
 script where that is known, and what to do.
 
 The script runs up to 8 times, each time in up to 4 processes, as it is, with these changes:
@@ -37,7 +38,8 @@ def main() -> int:
     arguments = _arguments()
     job, keep = _job(arguments)
     report = Report(" ".join(arguments.script[:1]))
-    report.begin(job.steps, _MOST_RUNS, job.limit)
+    # The last run may take three times as long.
+    report.begin(job.steps, _MOST_RUNS, (_MOST_RUNS + 2) * job.limit)
     found: list[Finding] = []
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # No agent outlives this.
@@ -147,7 +149,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("--steps", type=int, default=ENOUGH_STEPS, help="steps of each run (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds that each run may take (default: 300)")
+    parser.add_argument(
+        "--timeout", type=float, default=300, help="seconds that a run may take; the last, three times (default: 300)"
+    )
     parser.add_argument(
         "--quiesce-timeout",
         type=float,

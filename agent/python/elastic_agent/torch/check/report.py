@@ -16,11 +16,11 @@ class Report:
         self._script, self._began, self._shown = script, time.monotonic(), ""
         self._moves = sys.stdout.isatty()
 
-    def begin(self, steps: int, most_runs: int, limit: float) -> None:
-        """What follows, and how long it may take."""
+    def begin(self, steps: int, runs: int, most: float) -> None:
+        """What follows, and how many seconds it takes at most."""
         print(
-            f"Checking {self._script}: up to {most_runs} short runs of about {steps} steps on this machine. Each takes "
-            f"seconds, or as long as your script takes to start; {limit:.0f} s at most.\n",
+            f"Checking {self._script} on this machine: 4 to {runs} short runs of about {steps} steps. Most of the time your"
+            f" script starts. All end within {most / 60:.0f} minutes.\n",
             flush=True,
         )
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ... import program
 from .compare import Note, Run
@@ -58,6 +58,8 @@ def play(job: Job, plan: Plan, number: int, show: Callable[[Run], None]) -> Run:
     folder = job.folder / f"run-{number}"
     (folder / "run").mkdir(parents=True, mode=0o700)
     run, began = Run(plan.title, plan.ranks), time.monotonic()
+    # Workers start three times, one after the other.
+    job = replace(job, limit=3 * job.limit) if plan.changes else job
     reader = _Reader(folder)
     with _Agents(job, plan, folder) as agents:
         for node in range(1, plan.ranks + 1):
