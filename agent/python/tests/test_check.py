@@ -19,7 +19,7 @@ def run(steps, ranks=1, *, rank=0, loss=1.0, weight=6, samples=3, nodes=(), **en
     facts = {"kind": "Session", "fixed": True, "samples": samples, "short": True, "eps": 1e-7, "bits": False}
     notes = [{"event": "enters", "at": 0, **facts, **entered}]
     for step, number in enumerate(steps):
-        place = {"which": 0, "step": step, "round": 1, "rank": rank, "at": step, "sums": {"w": [number]}}
+        place = {"which": 0, "step": step, "round": 1, "rank": rank, "node": f"node-{rank + 1}", "at": step, "sums": {"w": [number]}}
         notes.append({"event": "step" if step else "begins", **place})
         if step:
             notes[-1].update(epoch=step - 1, loss=loss, losses=loss, weight=weight, samples=list(range(3)))
@@ -32,21 +32,16 @@ def said(one, **named):
 
 class Compares(unittest.TestCase):
     def test_where_two_runs_are_apart(self):
-        reference = run([0.0, 1.0, 2.0])
-        for steps, tolerance, expected in [
-            ([0.0, 1.0, 2.0], 0.0, None),
-            ([0.0, 1.0, 2.0000001], 1e-3, None),
-            ([0.0, 1.0, 2.0000001], 0.0, 2),
-            ([0.0, 1.1, 2.0], 1e-3, 1),
-            ([0.0, float("nan"), 2.0], 1e-3, 1),
+        for steps, bits, eps, expected in [
+            ([0.0, 1.0, 2.0], True, 1e-7, None),
+            ([0.0, 1.0, 2.0000001], False, 1e-7, None),
+            ([0.0, 1.0, 2.0000001], True, 1e-7, 2),
+            ([0.0, 1.1, 2.0], False, 1e-7, 1),
+            ([0.0, 1.1, 2.0], False, 0.0078, None),
+            ([0.0, float("nan"), 2.0], False, 1e-7, 1),
         ]:
-            found = compare.first_apart(run(steps), reference, tolerance)
+            found = findings.apart(run(steps, bits=bits, eps=eps), run([0.0, 1.0, 2.0], bits=True))
             self.assertEqual(found and (found.step, found.parameter), expected and (expected, "w"), steps)
-
-    def test_bits_are_compared_only_if_both_add_in_order(self):
-        for one, other, expected in [(True, True, 0.0), (True, False, 1e-3)]:
-            self.assertEqual(findings.tolerance(run([0.0], bits=one), run([0.0], bits=other)), expected)
-        self.assertGreater(findings.tolerance(run([0.0], eps=0.0078), run([0.0])), 0.1)
 
     def test_a_loss_that_is_a_sum(self):
         whole = run([0.0, 1.0], loss=12.0, weight=24)
@@ -84,11 +79,11 @@ class Finds(unittest.TestCase):
 
     def test_ranks_samples_steps_and_ends(self):
         other = run([0.0, 1.5], rank=1)
-        self.assertIn("after step 1 ranks 0 and 1 have different numbers in w", self.first(lambda one: one.notes.extend(
+        self.assertIn("after step 1 the workers of node-1 and node-2 have different numbers in w", self.first(lambda one: one.notes.extend(
             {**note, "samples": []} for note in other.notes[1:])))
         self.assertIn("used sample 0 more than once", self.first(lambda one: one.notes[2]["samples"].append(0)))
         self.assertIn("used 2 samples of 3", self.first(lambda one: one.notes[2]["samples"].pop()))
-        again = {"event": "begins", "which": 0, "step": 0, "round": 2, "rank": 0, "at": 9, "sums": {"w": [0.0]}}
+        again = {"event": "begins", "which": 0, "step": 0, "round": 2, "rank": 0, "node": "node-1", "at": 9, "sums": {"w": [0.0]}}
         self.assertIn("continued from step 0", self.first(lambda one: one.notes.append(again)))
         twice = {**run([0.0, 1.0]).notes[2], "round": 2, "samples": []}
         self.assertIn("step 1 was applied 2 times", self.first(lambda one: one.notes.append(twice)))

@@ -61,7 +61,7 @@ async fn finds(torch: &Torch, (command, what, line): (&str, &str, &str)) {
 #[tokio::test]
 async fn a_safe_script_is_told_from_two_that_are_not() {
     let Some(torch) = Torch::find() else { return };
-    for fault in ["ema.py outside", "gan.py own"] {
+    for fault in ["ema.py outside", "trainer.py clips"] {
         finds(&torch, *FAULTS.iter().find(|(command, ..)| *command == fault).unwrap()).await;
     }
     let (code, said) = check(&torch, &["--timeout=120"], "ema.py").await;

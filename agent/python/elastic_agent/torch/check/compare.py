@@ -36,12 +36,10 @@ class Run:
         """The notes of these kinds."""
         return [one for one in self.notes if one["event"] in events]
 
-    def states(self) -> dict[At, list[Note]]:
-        """All notes of parameters, by their steps."""
-        found: dict[At, list[Note]] = {}
-        for one in self.of("begins", "step"):
-            found.setdefault((one["which"], one["step"]), []).append(one)
-        return found
+    def states(self) -> dict[At, Sums]:
+        """The parameters after each step, and those that it began with."""
+        notes = [*(one for one in self.of("begins") if one["step"] == 0), *self.of("step")]
+        return {(one["which"], one["step"]): one["sums"] for one in reversed(notes)}
 
     def last(self) -> int:
         """The number of steps of the first session, or loop."""
@@ -77,32 +75,22 @@ def _square(one: list[float], other: list[float]) -> float:
     return sum((a - b) ** 2 for a, b in zip(one, other))
 
 
-def first_apart(run: Run, reference: Run, tolerance: float) -> Apart | None:
-    """The first step after which the two are further apart. tolerance: 0 for the same bits."""
+def steps_apart(run: Run, reference: Run) -> Iterator[Apart]:
+    """How far the two are apart after each step that both have done."""
     ours, theirs = run.states(), reference.states()
     for at in sorted(ours.keys() & theirs.keys()):
-        begin = theirs.get((at[0], 0), theirs[at])[0]["sums"]
-        far, parameter = far_apart(ours[at][0]["sums"], theirs[at][0]["sums"], begin)
-        if far > tolerance:
-            return Apart(at[1], parameter, far)
-    return None
+        yield Apart(at[1], *reversed(far_apart(ours[at], theirs[at], theirs.get((at[0], 0), {}))))
 
 
-def furthest(run: Run, reference: Run) -> float:
-    """How far the two are apart at most."""
-    ours, theirs = run.states(), reference.states()
-    begins = {at[0]: theirs[at][0]["sums"] for at in theirs if at[1] == 0}
-    pairs = [(ours[at][0]["sums"], theirs[at][0]["sums"], begins.get(at[0], {})) for at in ours.keys() & theirs.keys()]
-    return max((far_apart(*pair)[0] for pair in pairs), default=0.0)
-
-
-def ranks_apart(run: Run) -> tuple[int, int, int, str] | None:
-    """The first step after which two ranks had different parameters: the step, both, and a parameter."""
-    for at, notes in sorted(run.states().items()):
-        for one in notes[1:]:
-            far, parameter = far_apart(one["sums"], notes[0]["sums"], {})
-            if far:
-                return at[1], notes[0]["rank"], one["rank"], parameter
+def ranks_apart(run: Run) -> tuple[int, str, str, str] | None:
+    """The first step after which two ranks had different parameters: the step, the nodes of both, and a parameter."""
+    first: dict[tuple[Any, ...], Note] = {}
+    for one in sorted(run.of("begins", "step"), key=lambda note: (note["which"], note["step"])):
+        # A script may change its State between a step and what follows it.
+        other = first.setdefault((one["event"], one["which"], one["step"]), one)
+        far, parameter = far_apart(one["sums"], other["sums"], {})
+        if far:
+            return one["step"], other["node"], one["node"], parameter
     return None
 
 

@@ -81,7 +81,7 @@ def _of_group(run: Run) -> Iterator[Finding]:
     if apart:
         step, one, other, parameter = apart
         yield Finding(
-            f"after step {step} ranks {one} and {other} have different numbers in {parameter}",
+            f"after step {step} the workers of {one} and {other} have different numbers in {parameter}",
             "change what is in the state alike on all ranks; in a Loop, call mean_gradients for each model before its "
             "optimizer's step, and seed what is drawn by step_number, not by rank",
         )
@@ -154,7 +154,8 @@ def why_not_comparable(run: Run) -> Finding:
 
 def apart(run: Run, reference: Run) -> Apart | None:
     """The first step after which the two trainings are not the same."""
-    return compare.first_apart(run, reference, tolerance(run, reference))
+    most = tolerance(run, reference)
+    return next((one for one in compare.steps_apart(run, reference) if one.far > most), None)
 
 
 def of_length(run: Run, reference: Run) -> Iterator[Finding]:
@@ -214,7 +215,7 @@ def is_a_sum() -> Finding:
 def depends_on_cut(run: Run, reference: Run, found: Apart) -> Finding:
     """Only how steps are cut into batches makes a difference."""
     causes = [*run.fact("norms", []), *(["random numbers, as of Dropout"] if run.of("draws") else [])]
-    far = compare.furthest(run, reference)
+    far = max(one.far for one in compare.steps_apart(run, reference))
     what = (
         f"the result depends on how a step is cut into batches: from step {found.step} on, by up to {far:.0%} of what "
         "the training moves"
