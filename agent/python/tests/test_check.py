@@ -19,8 +19,8 @@ def run(steps, ranks=1, *, rank=0, loss=1.0, weight=6, samples=3, nodes=(), **en
     facts = {"kind": "Session", "fixed": True, "samples": samples, "short": True, "eps": 1e-7, "bits": False}
     notes = [{"event": "enters", "at": 0, **facts, **entered}]
     for step, number in enumerate(steps):
-        place = {"which": 0, "step": step, "round": 1, "rank": rank, "node": f"node-{rank + 1}", "at": step, "sums": {"w": [number]}}
-        notes.append({"event": "step" if step else "begins", **place})
+        place = {"which": 0, "round": 1, "rank": rank, "node": f"node-{rank + 1}", "at": step}
+        notes.append({"event": "step" if step else "begins", "step": step, "sums": {"w": [number]}, **place})
         if step:
             notes[-1].update(epoch=step - 1, loss=loss, losses=loss, weight=weight, samples=list(range(3)))
     return compare.Run(f"{ranks} ranks", ranks, notes, {"node-1": 0}, 1.0)
@@ -58,7 +58,7 @@ class Finds(unittest.TestCase):
     def test_each_kind_by_its_note(self):
         for notes, expected in [
             ([{"event": "error", "message": "ValueError: no", "where": "a.py:3"}], ("by ValueError: no", "a.py:3")),
-            ([{"event": "outside", "what": "ema", "type": "EMA", "argument": "", "where": "a.py:4"}], ("ema (EMA) changes", "a.py:4")),
+            ([{"event": "outside", "what": "ema", "type": "E", "argument": "", "where": "a.py:4"}], ("ema (E)", "a.py:4")),
             ([{"event": "gradient", "step": 1, "where": "a.py:5"}], ("gradient is changed", "a.py:5")),
             ([{"event": "own step", "where": "a.py:6"}], ("optimizer's step() itself", "a.py:6")),
             ([{"event": "pause", "seconds": 16.0, "step": 2, "where": "a.py:7"}], ("16 s passed", "a.py:7")),
@@ -78,12 +78,11 @@ class Finds(unittest.TestCase):
         self.assertEqual(said(one), [])
 
     def test_ranks_samples_steps_and_ends(self):
-        other = run([0.0, 1.5], rank=1)
-        self.assertIn("after step 1 the workers of node-1 and node-2 have different numbers in w", self.first(lambda one: one.notes.extend(
-            {**note, "samples": []} for note in other.notes[1:])))
+        other = [{**note, "samples": []} for note in run([0.0, 1.5], rank=1).notes[1:]]
+        self.assertIn("the workers of node-1 and node-2 have", self.first(lambda one: one.notes.extend(other)))
         self.assertIn("used sample 0 more than once", self.first(lambda one: one.notes[2]["samples"].append(0)))
         self.assertIn("used 2 samples of 3", self.first(lambda one: one.notes[2]["samples"].pop()))
-        again = {"event": "begins", "which": 0, "step": 0, "round": 2, "rank": 0, "node": "node-1", "at": 9, "sums": {"w": [0.0]}}
+        again = {**run([0.0]).notes[1], "round": 2, "at": 9}
         self.assertIn("continued from step 0", self.first(lambda one: one.notes.append(again)))
         twice = {**run([0.0, 1.0]).notes[2], "round": 2, "samples": []}
         self.assertIn("step 1 was applied 2 times", self.first(lambda one: one.notes.append(twice)))

@@ -15,7 +15,7 @@ const FAULTS: [(&str, &str, &str); 16] = [
     ("schedule.py outside", "scheduler (StepLR) changes during training", "scheduler = "),
     ("schedule.py pauses", "3 s passed between steps", "session.epochs("),
     ("schedule.py hangs", "had not ended", "time.sleep(1)"),
-    ("trainer.py clips", "a batch that is not the last of its step", "session.clip("),
+    ("trainer.py clips", "a batch that is not the last of its step", "session.step()"),
     ("trainer.py sums", "the loss is the sum over the batch", ""),
     ("trainer.py counts", "the training is another", ""),
     ("rl.py own", "all ranks must call the same in the same order", ""),

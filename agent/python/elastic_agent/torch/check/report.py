@@ -19,8 +19,8 @@ class Report:
     def begin(self, steps: int, runs: int, most: float) -> None:
         """What follows, and how many seconds it takes at most."""
         print(
-            f"Checking {self._script} on this machine: 4 to {runs} short runs of about {steps} steps. Most of the time your"
-            f" script starts. All end within {most / 60:.0f} minutes.\n",
+            f"Checking {self._script} on this machine: 4 to {runs} short runs of about {steps} steps. Most of the time "
+            f"your script starts. All end within {most / 60:.0f} minutes.\n",
             flush=True,
         )
 
