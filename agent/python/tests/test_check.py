@@ -58,7 +58,7 @@ class Finds(unittest.TestCase):
     def test_each_kind_by_its_note(self):
         for notes, expected in [
             ([{"event": "error", "message": "ValueError: no", "where": "a.py:3"}], ("by ValueError: no", "a.py:3")),
-            ([{"event": "outside", "what": "ema", "type": "E", "argument": "", "where": "a.py:4"}], ("ema (E)", "a.py:4")),
+            ([{"event": "outside", "what": "ema", "type": "E", "argument": "", "where": "a.py:4"}], ("ema (E", "a.py:4")),
             ([{"event": "gradient", "step": 1, "where": "a.py:5"}], ("gradient is changed", "a.py:5")),
             ([{"event": "own step", "where": "a.py:6"}], ("optimizer's step() itself", "a.py:6")),
             ([{"event": "pause", "seconds": 16.0, "step": 2, "where": "a.py:7"}], ("16 s passed", "a.py:7")),

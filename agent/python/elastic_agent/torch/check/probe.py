@@ -125,7 +125,8 @@ class Sampler(sessions.ElasticBatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         self.given.clear()
         for batch in super().__iter__():
-            self.given.append(list(batch))
+            # To take its samples one by one would set this process's random numbers.
+            self.given.append(batch[:])
             yield batch
 
     def cut(self, least: int) -> None:
@@ -290,6 +291,8 @@ class Session(Watched, sessions.Session):
                 self._numbers = None if self._draws else torch.default_generator.get_state()
                 yield batch
                 self._is_back()
+        # What follows is between two steps, too.
+        self._left_at = time.monotonic()
 
     def backward(self, loss: torch.Tensor, count: float | None = None) -> None:
         if self._used_in is not self._step:
