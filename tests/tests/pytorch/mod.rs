@@ -2,6 +2,7 @@
 //! die, and when nodes come and go. Skipped, with a line that says so, where there is no PyTorch.
 
 mod checkpoints;
+mod checks;
 mod matrix;
 mod models;
 mod readme;
