@@ -270,10 +270,9 @@ impl LocalGroup {
 
     /// Begins to start the workers that do not run, before their places are known. Until they have places, their ends
     /// are not failures. Their output goes to the attempt of this round, after so many restarts.
-    pub(crate) fn start_ahead(&mut self, restarts: u32, round: u64, socket: &WorkerSocket) {
+    pub(crate) fn start_ahead(&mut self, restarts: u32, round: u64) {
         self.workers.retain(|_, worker| worker.exit.is_none());
         self.step(Input::StartAhead);
-        socket.ahead();
         let slots = self.setup.slots;
         // Placeholders: the variables that are not known yet are removed from the environment again.
         let nowhere = |rank| Assignment {
