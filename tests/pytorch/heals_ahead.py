@@ -1,6 +1,6 @@
-"""A worker gets the state of two ranks while they train, and then joins them: by AdamW with a scheduler, a clipped gradient
-and a GradScaler that leaves a step out. It has the same bits, so nothing but the rest is sent in its round. The rank that
-feeds it dies, or the newcomer is too slow: then it gets all in its round. What an agent says is simulated."""
+"""A worker gets the state of two ranks while they train, and then joins them: by AdamW with a scheduler, a clipped
+gradient and a GradScaler that leaves a step out. It has the same bits, so nothing but the rest is sent in its round. The
+rank that feeds it dies, or the newcomer is too slow: then it gets all in its round. What an agent says is simulated."""
 
 import os
 import sys
@@ -35,7 +35,8 @@ class Agent(ranks.Agent):
         self.running = {"round": first, "master_addr": "127.0.0.1", "master_port": port, "left_ms": 60_000}
 
     def forming(self):
-        return (self.second["round"], "a node joins") if ready.item() and self.place["round"] < self.second["round"] else None
+        forms = ready.item() and self.place["round"] < self.second["round"]
+        return (self.second["round"], "a node joins") if forms else None
 
     def forms_within(self, seconds):
         time.sleep(min(seconds, 0.01))
@@ -148,7 +149,7 @@ def dies(number):
 
 def lags(number):
     """The link to the newcomer is so slow that steps pile up."""
-    send = feed.send
+    send, feed._STEPS_BYTES = feed.send, 0
 
     def slowly(*what):
         time.sleep(0.5)

@@ -36,8 +36,10 @@ from .state import Progress, Training
 _PIECE = 4 << 20
 # The least bytes of parameters that are copied before a step, and the parts of a state that these make at most.
 _PART, _PARTS = 16 << 20, 16
-# The most steps that wait to be sent, newcomers that one rank feeds, and seconds for a first word.
-_STEPS, _NEWCOMERS, _GREETING = 4, 2, 5.0
+# The most steps that wait to be sent, unless they take less than so many bytes.
+_STEPS, _STEPS_BYTES = 4, 64 << 20
+# Newcomers that one rank feeds, and seconds for a first word.
+_NEWCOMERS, _GREETING = 2, 5.0
 _TOKEN = 16
 _HEAD = struct.Struct(">Q")
 
@@ -103,6 +105,7 @@ class _Feed:
         parameters = list(enumerate(training.model.parameters()))
         self._has, self._lacks = [], collections.deque(parameters)
         self._part = max(_PART, sum(map(self._bytes, (one for _, one in parameters))) // _PARTS)
+        self._most = 4 * self._part
         self._queue: collections.deque[tuple[dict[str, Any], Any]] = collections.deque()
         self._moved = threading.Condition()
         self.over = False
@@ -117,15 +120,17 @@ class _Feed:
         """The gradients of a step are there. A step may wait for the newcomer as long as the one before took."""
         now = time.monotonic()
         with self._moved:
-            self._moved.wait_for(lambda: self.over or self._count("step") <= 1, now - self._asked)
-            if self._count("step") >= _STEPS or _has_ended(self._connection):
+            self._moved.wait_for(lambda: self.over or not self._has_more_than(1), now - self._asked)
+            if self._has_more_than(_STEPS) or _has_ended(self._connection):
                 self.end()
-            idle, is_due = not self._queue, not self._count("part")
+            idle, is_due = not self._queue, not any("part" in one for one, _ in self._queue)
         self._asked = time.monotonic()
         if self.over:
             return
         if self._lacks and is_due:
-            self._part *= 2 if idle and self._has else 1
+            if idle and self._has:
+                # The link is faster than the steps.
+                self._part = min(2 * self._part, self._most)
             self._put("part", list(self._next_part()))
         graded = [(number, one.grad) for number, one in self._has if one.grad is not None]
         self._gradients = [(number, one.detach().to("cpu", copy=True)) for number, one in graded]
@@ -154,8 +159,10 @@ class _Feed:
         """The group is left: no step follows before the next one."""
         self._put("rests", True)
 
-    def _count(self, kind: str) -> int:
-        return sum(kind in one for one, _ in self._queue)
+    def _has_more_than(self, steps: int) -> bool:
+        """Whether more steps than so many wait, and not only small ones."""
+        waiting = [tensors for one, tensors in self._queue if "step" in one]
+        return len(waiting) > steps and sum(_size(one) for some in waiting for one in some) > _STEPS_BYTES * steps / _STEPS
 
     def _steps(self, number: int, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps, with the settings that a scheduler has just given it: a GradScaler may leave a step out."""
@@ -167,7 +174,7 @@ class _Feed:
 
     def _bytes(self, parameter: torch.nn.Parameter) -> int:
         kept = [one for _, values in self._states(parameter) for one in values.values() if isinstance(one, torch.Tensor)]
-        return sum(one.numel() * one.element_size() for one in (parameter, *kept))
+        return sum(map(_size, (parameter, *kept)))
 
     def _states(self, parameter: torch.nn.Parameter) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, one in enumerate(self._training.optimizers):
@@ -304,6 +311,10 @@ def _tell(place: dict[str, Any], told: str) -> None:
 def _copied(value: Any) -> Any:
     description, tensors = tree.take_apart(value)
     return tree.put_together(description, [one.to("cpu", copy=True) for one in tensors])
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _is_on_gpu(value: Any) -> bool:

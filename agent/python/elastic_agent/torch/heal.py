@@ -75,7 +75,7 @@ class Healing:
                         self._do(*message["step"])
                     with self._moved:
                         self._rests = "rests" in message or (self._rests and "step" not in message)
-                        self._caught_up |= message.get("lacks") == 0 and message["behind"] <= 1
+                        self._caught_up |= message.get("lacks") == 0 and message["behind"] == 0
                         self._moved.notify_all()
                     if self._caught_up and until is None:
                         # There may be no place for this worker for long.
