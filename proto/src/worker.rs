@@ -134,6 +134,9 @@ pub enum FromWorker {
     },
     /// How many steps has the job done? For a worker that finds no state to continue from.
     StepsDone { id: u64 },
+    /// Which round do the other nodes run? For a worker without a place, which gets the state of those that have one
+    /// before it registers.
+    RunningRound { id: u64 },
     /// Whether the training is over for all workers: what a worker still does, such as a last test, it does by itself.
     /// Until it says otherwise, no node is admitted to its round.
     Finished {
@@ -176,6 +179,17 @@ pub struct Assignment {
     pub checkpoint: Option<Checkpoint>,
 }
 
+/// Where the ranks of a running round have met. The store there serves this worker's host, too.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Running {
+    /// The round.
+    pub round: u64,
+    /// As in an [`Assignment`].
+    pub master_addr: String,
+    /// As in an [`Assignment`].
+    pub master_port: u16,
+}
+
 /// Messages from an agent to a worker. An `id` is that of the request.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -213,6 +227,15 @@ pub enum ToWorker {
         id: u64,
         /// The step.
         step: u64,
+    },
+    /// The round that other nodes run.
+    RunningRound {
+        id: u64,
+        /// Milliseconds until the worker must have registered. 0 for one that has its place.
+        left_ms: u64,
+        /// None if no round runs.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        running: Option<Running>,
     },
     /// The request for a round was passed on.
     RoundRequested { id: u64 },

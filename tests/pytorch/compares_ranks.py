@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import elastic_agent.torch as elastic
 import ranks
-from elastic_agent.torch import sameness
+from elastic_agent.torch import sameness, tree
 
 RANKS, SAMPLES, BATCH, STEPS = 3, 60, 6, 10
 # The parameters that each rank has in the end.
@@ -110,7 +110,7 @@ def decisions():
     assert "No majority" in text and "not alike: rank 0: a; rank 1: b" in text, text
     # Whatever the place in memory, equal numbers have one mark.
     numbers = torch.arange(9, dtype=torch.float32)
-    assert sameness._sum_of_bits(numbers[1:9]) == sameness._sum_of_bits(numbers[1:9].clone())
+    assert tree.sum_of_bits(numbers[1:9]) == tree.sum_of_bits(numbers[1:9].clone())
 
 
 if __name__ == "__main__":

@@ -371,6 +371,27 @@ def steps_done(timeout: float | None = 30) -> int:
     return _connected().ask({"type": "steps_done"}, timeout)["step"]
 
 
+def running_round(timeout: float = 10) -> dict[str, Any] | None:
+    """Before `ready`, in a worker that starts ahead of its place: the `round` that other nodes run, its `master_addr` and
+    `master_port`, whose store serves this host, and `left_ms`, milliseconds in which this worker has to call `ready`.
+    None if no round runs, or the agent does not say within `timeout` seconds."""
+    path = os.environ.get(SOCKET_ENV)
+    # To have registered is to be ready.
+    if not path or os.environ.get(WARM_UP_ENV) != "1" or _agent is not None:
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+            agent.settimeout(timeout)
+            agent.connect(path)
+            agent.sendall(b'{"type":"running_round","id":1}\n')
+            answer = json.loads(agent.makefile().readline())
+    except (OSError, ValueError):
+        return None
+    # An older agent answers by an error.
+    running = answer.get("running")
+    return running and {**running, "left_ms": answer["left_ms"]}
+
+
 def training_is_over(finished: bool = True) -> None:
     """Tells the agent that all workers have done the last step: what this one still does, it does by itself. No node is
     admitted to the round then. False: another training begins. Without an agent this does nothing."""

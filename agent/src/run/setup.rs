@@ -122,6 +122,7 @@ pub(super) async fn claim_name(options: &Options) -> anyhow::Result<NodeIdentity
 /// Where the store keeps the job's records.
 pub(super) fn job_paths(prefix: Option<&str>, job: &JobId) -> JobPaths {
     JobPaths {
+        job: job.clone(),
         keys: Keys::new(prefix.unwrap_or(Keys::DEFAULT_PREFIX), job),
         paths: Paths::new(prefix.unwrap_or(DEFAULT_PREFIX), job.as_ref()),
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use elastic_node::{Command, GroupReport, Node, Parting, Status};
 use elastic_rendezvous::MemberSetup;
-use elastic_rendezvous::job::Keys;
+use elastic_rendezvous::job::{JobId, Keys};
 use elastic_store::Store;
 use elastic_torchelastic::Paths;
 use elastic_torchelastic::TorchElastic;
@@ -33,6 +33,8 @@ impl JobStore {
 /// Where the store keeps one job's records.
 #[derive(Clone)]
 pub struct JobPaths {
+    /// The job.
+    pub job: JobId,
     /// Keys of our own protocol.
     pub keys: Keys,
     /// Paths of TorchElastic's protocol.

@@ -63,7 +63,7 @@ async fn introduce(store: Endpoint, known: Known) {
 }
 
 /// At each address of the store: a worker may take any. It is enough if one of them answers.
-async fn everywhere(store: &Endpoint, known: &Known) -> io::Result<()> {
+pub(crate) async fn everywhere(store: &Endpoint, known: &Known) -> io::Result<()> {
     let found: BTreeSet<SocketAddr> = tokio::net::lookup_host((store.host.as_str(), store.port)).await?.collect();
     let mut result = Err(io::Error::other("its name has no address"));
     for address in found {

@@ -52,7 +52,7 @@ pub fn worker_socket(bytes: &[u8]) {
     let socket = runtime.block_on(async {
         let store = JobStore::Store(Arc::new(MemoryStore::start(Limits::default())));
         let keys = Keys::new("/elastic", &"J".parse().expect("an id"));
-        let paths = JobPaths { keys, paths: Paths::new(DEFAULT_PREFIX, "J") };
+        let paths = JobPaths { job: "J".parse().unwrap(), keys, paths: Paths::new(DEFAULT_PREFIX, "J") };
         WorkerSocket::open(&path, (store, paths), status, false).expect("a socket")
     });
     let mut worker = UnixStream::connect(&path).expect("a connection");

@@ -18,7 +18,7 @@ mod logs;
 mod memory;
 mod mistakes;
 mod nccl;
-mod networks;
+pub(crate) mod networks;
 mod outcome;
 mod pausing;
 mod peer_tls;

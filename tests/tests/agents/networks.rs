@@ -10,14 +10,14 @@ use crate::agents::peer_tls::Pki;
 
 /// Two hosts of one name, each booted by itself and on two networks; the default route leads into the first, the store
 /// is in the second. Each has an `/etc/hosts` of its own, and no name server.
-struct Hosts {
+pub(crate) struct Hosts {
     names: [String; 2],
     files: TempDir,
 }
 
 impl Hosts {
     /// None, with the reason printed, where namespaces may not be made; `ELASTIC_REQUIRE_NETNS` makes that a failure.
-    fn new(test: &str) -> Option<Hosts> {
+    pub(crate) fn new(test: &str) -> Option<Hosts> {
         let names = ["a", "b"].map(|host| format!("elastic-{test}-{}-{host}", std::process::id()));
         let files = tempfile::tempdir().unwrap();
         let hosts = Hosts { names, files };
@@ -79,8 +79,16 @@ impl Hosts {
         self.files.path().join(format!("run-{host}"))
     }
 
+    /// The first network carries so much from now on, such as `1gbit`.
+    pub(crate) fn slow_down(&self, rate: &str) {
+        for host in &self.names {
+            let limit = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"];
+            ip(&[&["netns", "exec", host, "tc", "qdisc", "add", "dev", "net1", "root"][..], &limit].concat()).unwrap();
+        }
+    }
+
     /// Starts the agent `a` or `b` on the first or the second host.
-    fn start(&self, job: &Job, host: usize, flags: &[&str]) -> Agent {
+    pub(crate) fn start(&self, job: &Job, host: usize, flags: &[&str]) -> Agent {
         let script = r#"mount --bind "$0" /etc/hosts && mount --bind "$1" /etc/resolv.conf &&
             mount --bind "$2" /proc/sys/kernel/random/boot_id && export XDG_RUNTIME_DIR="$3" && shift 3 && exec "$@""#;
         let files = [self.file(host), self.files.path().join("resolv.conf"), self.boot(host), self.runtime(host)];

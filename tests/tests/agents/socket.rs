@@ -290,10 +290,10 @@ async fn what_a_dead_worker_has_said_is_read_though_its_child_holds_the_socket()
     let path = folder.path().join("socket");
     let store = JobStore::Store(Arc::new(MemoryStore::start(Limits::default())));
     let keys = Keys::new("/elastic", &"J".parse().unwrap());
-    let paths = JobPaths { keys, paths: Paths::new(DEFAULT_PREFIX, "J") };
+    let paths = JobPaths { job: "J".parse().unwrap(), keys, paths: Paths::new(DEFAULT_PREFIX, "J") };
     let (_status, status) = tokio::sync::watch::channel(Status::default());
     let socket = WorkerSocket::open(&path, (store, paths), status, false).unwrap();
-    socket.ahead();
+    socket.ahead(tokio::time::Instant::now() + LIMIT);
     let mut held = UnixStream::connect(&path).unwrap();
     held.write_all(b"{\"type\":\"register\",\"local_rank\":0,\"pid\":1}\n").unwrap();
     let registered = async || (format!("{:?}", socket.awareness(0)) != "Unknown").then_some(());

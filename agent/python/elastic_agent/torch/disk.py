@@ -13,6 +13,7 @@ from .checkpoints import Folder
 from .frozen import Frozen
 from .keeper import Keeper, say
 from .replica import Replica
+from .slots import Snapshot
 from .state import Progress
 
 
@@ -27,15 +28,16 @@ class Disk:
         self._training, self._replica, self._folder = training, replica, folder
         self.snapshot_every, self._timeout = snapshot_every, timeout
         self._keeper: Keeper | None = None
+        self._left: Snapshot | None = None
         # The step of the newest checkpoint that was written, or tried.
         self._saved = -1
 
-    def take_up(self) -> bool:
-        """Loads what an earlier worker left in the agent's memory. Returns whether there was a state. It counts as
-        this rank's own."""
+    def take_up(self) -> int | None:
+        """Finds what an earlier worker left in the agent's memory, for `load_left`. Returns the step, None if there is
+        nothing. It counts as this rank's own."""
         mesh = self._replica.mesh
         if self.snapshot_every is None or (worker.local_rank() != 0 and mesh is None):
-            return False
+            return None
         facts = self._training.facts()
         if mesh is not None:
             facts["part"] = [worker.local_rank(), self._replica.size]
@@ -50,9 +52,14 @@ class Disk:
         )
         held = {(one.step, one.round): one for one in self._keeper.held()}
         newest = self._replica.common(held)
-        if newest is not None:
-            self.load(held[newest].copy(lambda _: mesh))
-        return newest is not None
+        if newest is None:
+            return None
+        self._left = held[newest]
+        return newest[0]
+
+    def load_left(self) -> None:
+        """Continues from what `take_up` has found."""
+        self.load(self._left.copy(lambda _: self._replica.mesh))
 
     def why_lost(self) -> str:
         """Why no worker finds a state that was trained."""

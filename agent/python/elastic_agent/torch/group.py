@@ -85,7 +85,7 @@ class Group:
             # Sockets that any thread opened during that wait are not gloo's.
             self._others = set(_sockets())
             self._connect(store, outdated)
-            self._pulse = Pulse(lambda: _store_of(place), self.rank, self.size, timeout)
+            self._pulse = Pulse(lambda: store_of(place), self.rank, self.size, timeout)
             self._keep_only_gloos()
             communicator = nccl.connect(self, timeout=timeout, outdated=outdated) if nccl else None
             with self._lock:
@@ -311,7 +311,7 @@ def _once_more(place: dict[str, Any]) -> dict[str, Any]:
 def meet(place: dict[str, Any], size: int, *, serves: bool, outdated: Callable[[], bool]) -> Any:
     """Waits until all `size` ranks of a round, with the same name in `among`, have called this. Returns a store of their
     own. Raises GroupLost when `outdated` says that the next round is forming."""
-    store, pause = _store_of(place, serves=serves), _LOOK
+    store, pause = store_of(place, serves=serves), _LOOK
     store.add("here", 1)
     while store.add("here", 0) < size:
         if outdated():
@@ -321,7 +321,7 @@ def meet(place: dict[str, Any], size: int, *, serves: bool, outdated: Callable[[
     return store
 
 
-def _store_of(place: dict[str, Any], *, serves: bool = False) -> Any:
+def store_of(place: dict[str, Any], *, serves: bool = False) -> Any:
     """A connection to the store of the ranks that meet there."""
     address, port = place.get("master_addr"), place.get("master_port")
     store = dist.TCPStore(address, port, is_master=serves, timeout=_MEETING, wait_for_workers=False)

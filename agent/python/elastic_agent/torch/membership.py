@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from .. import worker
-from . import checkpoints, sessions, state
+from . import checkpoints, heal, sessions, state
 from .aside import Aside
 from .choice import Offer, choose
 from .disk import Disk
@@ -144,6 +144,9 @@ class Membership:
         self.longest_step = 0.0
         # The step of the furthest state that this rank knows of. Perhaps no rank has it any more.
         self._known = 0
+        # What has given this worker a state before it had a place, and the step of an older one that is not loaded.
+        self._healing: heal.Healing | None = None
+        self._left: int | None = None
         # The session, and whether the other ranks have completed it before this one came.
         self._which = sessions.Which(0, "")
         self.completed = False
@@ -158,9 +161,13 @@ class Membership:
         if which.number > 0:
             worker.training_is_over(False)
         if worker.available():
+            if which.number == 0:
+                self._healing = heal.begin(self._training, which.word, self._operation_timeout)
             worker.on_round_change(self._round_forms)
             place = worker.ready()
-            if self._disk.take_up():
+            self._left = self._disk.take_up()
+            if self._left is not None and self._healing is None:
+                self._disk.load_left()
                 self.departure.phase = Phase.BETWEEN
         elif os.environ.get("WORLD_SIZE", "1") == "1":
             place = {"rank": 0, "world_size": 1, "round": 0, "checkpoint": None}
@@ -333,7 +340,7 @@ class Membership:
         if self.completed:
             self._complete()
         else:
-            self.departure.phase = Phase.IN_GROUP
+            self.departure.phase, self._healing = Phase.IN_GROUP, None
 
     def _complete(self) -> None:
         """This rank has the result of a session that it does not train: the others are not in it any more."""
@@ -371,12 +378,22 @@ class Membership:
         is to load, None if it has that state."""
         group, mesh = self.group, self._replica.mesh
         checkpoint = self._disk.own(self.place.get("checkpoint"), self._which.name)
-        mine = 0 if self.departure.phase is Phase.STARTING else self._training.step_number + 1
-        offers = [[Offer(one - 1)] if one else [] for one in group.gather(mine)]
+        mine, healing = self._training.step_number, self._healing
+        if self.departure.phase is Phase.STARTING:
+            mine = -1 if self._left is None else self._left
+        told = group.gather(2 * (mine + 1) + (healing is not None))
+        offers = [[Offer(one // 2 - 1)] if one > 1 else [] for one in told]
         choice = choose(offers, checkpoint["step"] if checkpoint else None)
+        if healing:
+            # No rank makes a step now.
+            healing.reach(choice.step)
         self._wait_for_newer(choice.step)
         if choice.source == "nothing":
             self._see_that_it_is_the_first_start()
+            if healing and healing.has_begun and group.rank == 0:
+                raise worker.AgentError("the ranks are gone whose state this worker was about to get")
+        elif healing and group.rank in choice.holders:
+            self._disk.load_left()
         if choice.source == "checkpoint":
             read = lambda: checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh)  # noqa: E731
             value = self.while_others_wait(read if group.rank == 0 else None)
@@ -385,7 +402,8 @@ class Membership:
             self._disk.is_saved(choice.step)
         holders = choice.holders or (0,)
         receivers = [rank for rank in range(group.size) if rank not in holders]
-        return state.share(group, self._training.value, holders, receivers, mesh)
+        healed = [rank for rank in receivers if told[rank] % 2]
+        return state.share(group, self._training.value, holders, receivers, mesh, healed)
 
     def _see_that_it_is_the_first_start(self) -> None:
         """No rank has a state. Ends the job if steps were done, unless they are those of another session."""

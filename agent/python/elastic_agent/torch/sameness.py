@@ -34,7 +34,6 @@ _MODULUS = (1 << 24) - 3
 # Ranks may differ by so many times the smallest difference of single-precision numbers. Machines of two kinds, or with
 # other numbers of threads, clip a gradient to other last bits; a gradient that was not summed gives far more.
 _LAST_BITS = 64
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Sameness:
         total: Any = zlib.crc32(repr(self._facts(counted)).encode())
         for one in self._slices():
             if one.end > one.first:
-                of_slice = _sum_of_bits(one.numbers())
+                of_slice = tree.sum_of_bits(one.numbers())
                 of_slice = of_slice.item() if of_slice.device.type == "cpu" else of_slice.to(self._device)
                 # Below 2**24 each: their sum is no overflow.
                 total = total + of_slice % _MODULUS
@@ -234,16 +233,6 @@ def _machine(device: torch.device) -> str:
     """What the last bits of a result depend on."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     return f"PyTorch {torch.__version__}, {kind}, {torch.get_num_threads()} threads"
-
-
-def _sum_of_bits(numbers: torch.Tensor) -> torch.Tensor:
-    """Of a contiguous run. Words of eight bytes are added far faster than shorter ones: these are converted first."""
-    size = numbers.element_size()
-    if numbers.storage_offset() * size % 8:
-        numbers = numbers.clone()
-    whole = numbers.numel() * size // 8 * 8 // size
-    total = numbers[:whole].view(torch.int64).sum()
-    return total if whole == numbers.numel() else total + numbers[whole:].view(_WORDS[size]).sum(dtype=torch.int64)
 
 
 def _apart(own: torch.Tensor, theirs: torch.Tensor) -> float:

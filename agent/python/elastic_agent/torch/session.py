@@ -24,6 +24,7 @@ from .. import worker
 from ..batches import ElasticBatchSampler
 from . import collectives, draws, refusals, tree
 from .evaluation import Evaluation
+from .feed import Feeds
 from .gradients import Gradients
 from .group import Group, GroupLost
 from .keeper import say
@@ -123,6 +124,7 @@ class Session(Elastic):
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.named_parameters())
         self._trained = refusals.Trained(model, optimizers, replica)
         self._sameness = Sameness(training)
+        self._feeds = Feeds(training, operation_timeout)
         super().__init__(
             training,
             replica,
@@ -302,7 +304,9 @@ class Session(Elastic):
         if not complete:
             return False
         self._trained.check()
+        self._feeds.before_step()
         self._training.apply(self._step.metric)
+        self._feeds.after_step()
         if self._first:
             # Optimizers have a state now.
             tree.take_apart(self._training.value())
@@ -456,7 +460,16 @@ class Session(Elastic):
         self._gradients.clear()
         self._training.forget_gradient()
 
+    def _next_group(self, lost: str | None) -> None:
+        self._feeds.rest()
+        super()._next_group(lost)
+
+    def _tell_group(self) -> None:
+        self._feeds.offer(self._members.place, self._which.word)
+        super()._tell_group()
+
     def _release(self) -> None:
+        self._feeds.close()
         self._gradients.remove()
         self.sampler.batch_of = None
 

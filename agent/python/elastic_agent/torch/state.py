@@ -303,34 +303,80 @@ def _senders(descriptions: list[dict[str, Any]], holders: Sequence[int]) -> list
 
 
 def share(
-    group: Group, value: Callable[[], Any], holders: Sequence[int], receivers: Sequence[int], mesh: Any = None
+    group: Group,
+    value: Callable[[], Any],
+    holders: Sequence[int],
+    receivers: Sequence[int],
+    mesh: Any = None,
+    healed: Sequence[int] = (),
 ) -> Any:
     """Gives the `receivers` the state that the `holders` have. Each of these sends a part of it. Every rank calls this,
     and holders have an equal `value`. Returns what this rank is to load, None on others. `mesh`: the device mesh of its
-    sharded tensors."""
-    if group.rank not in receivers:
+    sharded tensors. healed: the receivers whose own `value` may have most of it. Only what differs is sent then."""
+    if group.rank not in receivers and (not receivers or group.rank not in holders):
         if receivers:
-            group.finish_with_all(_send(group, value(), holders, receivers) if group.rank in holders else [])
+            group.finish_with_all([])
         return None
-    length = torch.zeros(1, dtype=torch.int64)
-    group.finish(group.start_receive([length], holders[0]))
-    text = torch.empty(int(length), dtype=torch.uint8)
-    group.finish(group.start_receive([text], holders[0]))
-    description = tree.of_bytes(text)
-    tensors = tree.room_for(description)
-    of_sender: dict[int, list[torch.Tensor]] = {}
-    for tensor, sender in zip(tensors, _senders(tree.tensors_of(description), holders)):
-        of_sender.setdefault(sender, []).append(tree.as_bytes(tensor))
-    group.finish_with_all([group.start_receive(parts, sender) for sender, parts in of_sender.items()])
-    return tree.put_together(description, tensors, lambda _: mesh)
+    receives = group.rank in receivers
+    description, tensors = _meet_description(group, value, holders, receivers)
+    described = tree.tensors_of(description)
+    wanted = list(range(len(described)))
+    if healed:
+        own = _of_same_names(value(), description) if group.rank in healed else tensors
+        wanted, tensors = _that_differ(group, own, holders[0], receives=receives), own
+    if receives:
+        room = {at: torch.empty(described[at]["shape"], dtype=tree.dtype_of(described[at])) for at in wanted}
+        tensors = [room.get(at, one) for at, one in enumerate(tensors)]
+    parts: dict[int, list[torch.Tensor]] = {}
+    for at, sender in zip(wanted, _senders([described[at] for at in wanted], holders)):
+        parts.setdefault(sender, []).append(tensors[at])
+    if receives:
+        works = [group.start_receive(map(tree.as_bytes, some), sender) for sender, some in parts.items()]
+    else:
+        own = list(map(tree.as_bytes, parts.get(group.rank, ())))
+        works = [group.start_send(own, rank) for rank in receivers if own]
+    group.finish_with_all(works)
+    return tree.put_together(description, tensors, lambda _: mesh) if receives else None
 
 
-def _send(group: Group, state: Any, holders: Sequence[int], receivers: Sequence[int]) -> list[Any]:
-    """Begins to send this rank's part of `state` to all `receivers`."""
-    description, tensors = tree.take_apart(state)
-    senders = _senders(tree.tensors_of(description), holders)
-    parts = [tree.as_bytes(one) for one, sender in zip(tensors, senders) if sender == group.rank]
+def _meet_description(
+    group: Group, value: Callable[[], Any], holders: Sequence[int], receivers: Sequence[int]
+) -> tuple[Any, list[Any]]:
+    """The first holder's description of the state, and the tensors of a holder."""
+    if group.rank in receivers:
+        length = torch.zeros(1, dtype=torch.int64)
+        group.finish(group.start_receive([length], holders[0]))
+        text = torch.empty(int(length), dtype=torch.uint8)
+        group.finish(group.start_receive([text], holders[0]))
+        description = tree.of_bytes(text)
+        return description, [None] * len(tree.tensors_of(description))
+    description, tensors = tree.take_apart(value())
     if group.rank == holders[0]:
         text = tree.to_bytes(description)
-        parts = [torch.tensor([len(text)]), text, *parts]
-    return [group.start_send(parts, rank) for rank in receivers]
+        for work in [group.start_send([torch.tensor([len(text)]), text], rank) for rank in receivers]:
+            group.finish(work)
+    return description, tensors
+
+
+def _of_same_names(value: Any, description: Any) -> list[torch.Tensor | None]:
+    """The tensors of a value that can be those of a description."""
+    mine, tensors = tree.take_apart(value)
+    own = {name: (one, at) for name, at, one in zip(tree.names_of(mine), tree.tensors_of(mine), tensors)}
+    found = []
+    for name, described in zip(tree.names_of(description), tree.tensors_of(description)):
+        one, at = own.get(name, (None, {}))
+        alike = (at.get("shape"), at.get("dtype")) == (described["shape"], described["dtype"])
+        found.append(one if alike else None)
+    return found
+
+
+def _that_differ(group: Group, tensors: Sequence[torch.Tensor | None], holder: int, *, receives: bool) -> list[int]:
+    """The numbers of the tensors that not every receiver has as `holder` does."""
+    bits = lambda one: 0 if one is None else int(tree.sum_of_bits(one.contiguous().reshape(-1)))  # noqa: E731
+    own = torch.tensor([bits(one) if receives or group.rank == holder else 0 for one in tensors], dtype=torch.int64)
+    theirs = own.clone()
+    group.finish(group.start_broadcast(theirs, holder))
+    lacks = torch.tensor([one is None for one in tensors])
+    wanted = ((own != theirs) | lacks).int() if receives else torch.zeros(len(tensors), dtype=torch.int32)
+    group.finish(group.start_sum(wanted))
+    return wanted.nonzero().flatten().tolist()

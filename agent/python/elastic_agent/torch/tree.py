@@ -12,6 +12,7 @@ import torch
 
 from . import boxes
 
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -125,6 +126,16 @@ def of_bytes(text: torch.Tensor) -> Any:
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory, in order, on the CPU. It is the same memory if it is there already."""
     return tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
+
+
+def sum_of_bits(numbers: torch.Tensor) -> torch.Tensor:
+    """Of a contiguous run. Words of eight bytes are added far faster than shorter ones: these are converted first."""
+    size = numbers.element_size()
+    if numbers.storage_offset() * size % 8:
+        numbers = numbers.clone()
+    whole = numbers.numel() * size // 8 * 8 // size
+    total = numbers[:whole].view(torch.int64).sum()
+    return total if whole == numbers.numel() else total + numbers[whole:].view(_WORDS[size]).sum(dtype=torch.int64)
 
 
 def room_for(description: Any) -> list[torch.Tensor]:

@@ -273,10 +273,9 @@ impl LocalGroup {
 
     /// Begins to start the workers that do not run, before their places are known. Until they have places, their ends
     /// are not failures. Their output goes to the attempt of this round, after so many restarts.
-    pub(crate) fn start_ahead(&mut self, restarts: u32, round: u64, socket: &WorkerSocket) {
+    pub(crate) fn start_ahead(&mut self, restarts: u32, round: u64) {
         self.workers.retain(|_, worker| worker.exit.is_none());
         self.step(Input::StartAhead);
-        socket.ahead();
         let missing = (0..self.setup.slots).filter(|local_rank| !self.workers.contains_key(local_rank));
         let planned: Vec<Planned> = missing.map(|local_rank| self.without_place(local_rank)).collect();
         self.end_remains(&planned);

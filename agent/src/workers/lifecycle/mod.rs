@@ -201,8 +201,10 @@ impl WorkersLifecycle {
                 self.watch(report)
             }
             Waiting::Ahead(Ahead { round, restarts, grace }) => {
-                self.group.start_ahead(restarts, round, &self.socket);
-                self.phase.turn(Phase::WarmingUp(WarmingUp { grace, until: Instant::now() + self.warm_up_limit }));
+                let until = Instant::now() + self.warm_up_limit;
+                self.socket.ahead(until);
+                self.group.start_ahead(restarts, round);
+                self.phase.turn(Phase::WarmingUp(WarmingUp { grace, until }));
                 None
             }
         }

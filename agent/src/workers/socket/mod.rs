@@ -19,7 +19,7 @@ use tokio::net::UnixListener;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::store::participation::{JobPaths, JobStore};
 use crate::workers::snapshot_memory::Left;
@@ -83,10 +83,11 @@ impl WorkerSocket {
         &self.path
     }
 
-    /// Workers without places are being started. A worker that registers counts as quiesced until it has a place.
-    pub fn ahead(&self) {
+    /// Workers without places are being started, and are to register by `until`. A worker that registers counts as
+    /// quiesced until it has a place.
+    pub fn ahead(&self, until: Instant) {
         let mut state = self.shared.state();
-        state.ahead = true;
+        state.ahead = Some(until);
         state.places.clear();
     }
 
@@ -95,7 +96,7 @@ impl WorkerSocket {
     pub fn begin(&self, places: Vec<Assignment>) {
         let mut state = self.shared.state();
         state.told = Told::default();
-        (state.forming, state.ahead, state.round_asked, state.finished) = (None, false, None, None);
+        (state.forming, state.ahead, state.round_asked, state.finished) = (None, None, None, None);
         state.first_round = state.first_round.or(places.first().map(|place| place.round));
         for connection in state.connections.values_mut() {
             let Some(registered) = connection.registered.as_mut().filter(|registered| registered.quiesced) else {

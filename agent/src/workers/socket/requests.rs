@@ -5,20 +5,23 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use elastic_node::requests::{barrier, checkpoint};
-use elastic_proto::worker::{Checkpoint, FromWorker, ToWorker};
-use elastic_rendezvous::job::{ProgressRecord, Versioned};
+use elastic_proto::worker::{Checkpoint, FromWorker, Running, ToWorker};
+use elastic_rendezvous::job::{JobSecret, ProgressRecord, RoundRecord, RoundState, Versioned};
 use elastic_store::Store;
 use futures::future::BoxFuture;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::outgoing::Outgoing;
 use super::state::{Said, Shared};
-use crate::store::participation::JobStore;
+use crate::store::participation::{JobPaths, JobStore};
 use crate::workers::checkpoints::record_of;
 use crate::workers::guard_client;
 use crate::workers::snapshot_memory;
+use crate::workers_store::fence::Known;
+use crate::workers_store::introduction::everywhere;
 
 /// The most barriers and commits that one connection may have under way. Beyond this, nothing is read from the
 /// connection until one of them is answered.
@@ -119,6 +122,15 @@ pub(super) async fn answer(
             let (shared, answers) = (Arc::clone(shared), line.clone());
             return Some(Box::pin(async move { drop(answers.send(steps_done(&shared, id).await.into()).await) }));
         }
+        FromWorker::RunningRound { id } => {
+            let (shared, answers) = (Arc::clone(shared), line.clone());
+            return Some(Box::pin(async move {
+                let running = running_round(&shared).await;
+                let left = shared.state().ahead.map(|until| until.saturating_duration_since(Instant::now()));
+                let left_ms = left.unwrap_or_default().as_millis() as u64;
+                drop(answers.send(ToWorker::RunningRound { id, left_ms, running }.into()).await);
+            }));
+        }
         FromWorker::Finished { finished } => {
             shared.state().finished = Some(finished);
             shared.finished.notify_one();
@@ -191,6 +203,21 @@ async fn steps_done(shared: &Shared, id: u64) -> ToWorker {
         }
         Err(error) => ToWorker::Error { id: Some(id), message: error.to_string(), again: true },
     }
+}
+
+/// The round that other nodes run, with this host introduced to its store. None if none runs, or only what an agent
+/// with `--fresh` leaves behind.
+async fn running_round(shared: &Shared) -> Option<Running> {
+    let store = shared.rendezvous.store().filter(|_| !shared.fresh || shared.state().first_round.is_some())?;
+    let JobPaths { job, keys, .. } = &shared.paths;
+    let round = Versioned::<RoundRecord>::parse(&store.get(&keys.round()).await.ok()??).ok()?.value;
+    let master = round.master.filter(|_| round.state == RoundState::Running)?;
+    if round.members_only {
+        let secret = Versioned::<JobSecret>::parse(&store.get(&keys.secret()).await.ok()??).ok()?.value;
+        let known = Known { secret, job: job.to_string(), round: round.number };
+        everywhere(&master, &known).await.ok()?;
+    }
+    Some(Running { round: round.number, master_addr: master.host, master_port: master.port })
 }
 
 /// Lends memory for a snapshot to the worker `local_rank`: the answer to request `id`.

@@ -9,6 +9,7 @@ use elastic_proto::worker::{Assignment, FailureClass, ToWorker};
 use elastic_rendezvous::time::Time;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::Instant;
 
 use super::outgoing::Outgoing;
 use crate::store::participation::{JobPaths, JobStore};
@@ -152,8 +153,8 @@ pub(super) struct SocketState {
     pub(super) places: Vec<Assignment>,
     /// How long a worker waits at a barrier.
     pub(super) barrier_timeout: Duration,
-    /// Whether the workers were started before they had places.
-    pub(super) ahead: bool,
+    /// Until when the workers are to register, if they were started before they had places.
+    pub(super) ahead: Option<Instant>,
     pub(super) told: Told,
     pub(super) furthest: Option<Furthest>,
     /// The first round in which this agent's workers had places.
@@ -183,7 +184,7 @@ impl SocketState {
     /// Registers a worker on a connection. Returns the messages to send to it.
     pub(super) fn register(&mut self, id: u64, local_rank: u32, aware: bool) -> Vec<ToWorker> {
         let place = self.places.get(local_rank as usize).cloned();
-        if place.is_none() && !self.ahead {
+        if place.is_none() && self.ahead.is_none() {
             let message = format!("no worker of this node has local rank {local_rank} just now");
             return vec![ToWorker::Error { id: None, message, again: false }];
         }

@@ -1,6 +1,7 @@
 //! `elastic_agent.torch.Session`: a training loop whose process outlives changes of its group.
 
 mod deaths;
+mod joins;
 mod lost;
 mod promises;
 mod replicas;
@@ -340,6 +341,12 @@ fn a_slow_disk_ends_no_group_and_the_last_step_is_saved() {
 fn loops_do_what_they_say() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "runs_loops.py", &[]);
+}
+
+#[test]
+fn a_newcomer_has_the_same_bits_before_its_round() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "heals_ahead.py", &[]);
 }
 
 #[test]

@@ -1,0 +1,338 @@
+"""Gives a worker that has no place yet the state, while the others train: so that they need not wait when its node joins.
+heal.py is the other end.
+
+    it connects ──▶ before a step: some parameters, with what the optimizers keep of them
+                ──▶ after each step: the gradients of all parameters that it has
+                ──▶ … ──▶ it has all parameters, and every step: its node joins
+
+A parameter and its gradient suffice, because PyTorch's optimizers change each parameter by itself. Gradients are those
+that the optimizers get: summed, unscaled, clipped. What else is in a state, and what the script changes by itself, the
+newcomer gets in its round: `state.share` compares.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import hmac
+import json
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .. import worker
+from . import tree
+from .group import store_of
+from .state import Progress, Training
+
+# Bytes that go to the kernel at once.
+_PIECE = 4 << 20
+# The least bytes of parameters that are copied before a step, and the parts of a state that these make at most.
+_PART, _PARTS = 16 << 20, 16
+# The most steps that wait to be sent, unless they take less than so many bytes.
+_STEPS, _STEPS_BYTES = 4, 64 << 20
+# Newcomers that one rank feeds, and seconds for a first word.
+_NEWCOMERS, _GREETING = 2, 5.0
+_TOKEN = 16
+_HEAD = struct.Struct(">Q")
+
+
+def can_heal(training: Progress) -> bool:
+    """Whether a newcomer can follow this training by its gradients: every rank holds all of it, and its optimizers are
+    PyTorch's. A fused one with a GradScaler decides by itself whether to skip a step. It has not run on a GPU."""
+    if not isinstance(training, Training) or any(map(tree.boxes.is_sharded, training.model.parameters())):
+        return False
+    optimizers = training.optimizers
+    fused = training.scaler is not None and any(hasattr(one, "_step_supports_amp_scaling") for one in optimizers)
+    return not fused and all(type(one).__module__.startswith("torch.optim.") for one in optimizers)
+
+
+def send(connection: socket.socket, description: Any, tensors: list[torch.Tensor]) -> None:
+    """Sends a value that is taken apart. Each piece may take the connection's timeout. Raises OSError."""
+    text = tree.to_bytes(description)
+    connection.sendall(_HEAD.pack(len(text)))
+    for one in (text, *tensors):
+        # The view alone does not keep the memory.
+        held = tree.as_bytes(one)
+        left = _memory(held)
+        while left:
+            left = left[connection.send(left[:_PIECE]) :]
+
+
+def receive(connection: socket.socket) -> Any:
+    """What the other end sends next. Raises OSError, also where the connection ends."""
+    head = torch.empty(_HEAD.size, dtype=torch.uint8)
+    fill(connection, head)
+    (length,) = _HEAD.unpack(_memory(head))
+    text = torch.empty(length, dtype=torch.uint8)
+    fill(connection, text)
+    description = tree.of_bytes(text)
+    tensors = tree.room_for(description)
+    for one in tensors:
+        fill(connection, tree.as_bytes(one))
+    return tree.put_together(description, tensors)
+
+
+def fill(connection: socket.socket, room: torch.Tensor) -> None:
+    """Receives as many bytes as there is room for. Raises OSError, also where the connection ends."""
+    left = _memory(room)
+    while left:
+        count = connection.recv_into(left[:_PIECE])
+        if not count:
+            raise ConnectionResetError("the other end has closed the connection")
+        left = left[count:]
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """The memory of bytes on the CPU."""
+    size = tensor.numel()
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b"")
+
+
+class _Feed:
+    """What one newcomer gets. The session's thread queues it, and another sends it."""
+
+    def __init__(self, connection: socket.socket, training: Training, timeout: float) -> None:
+        connection.settimeout(timeout)
+        self._connection, self._training, self._timeout = connection, training, timeout
+        parameters = list(enumerate(training.model.parameters()))
+        self._has, self._lacks = [], collections.deque(parameters)
+        self._part = max(_PART, sum(map(self._bytes, (one for _, one in parameters))) // _PARTS)
+        self._most = 4 * self._part
+        self._queue: collections.deque[tuple[dict[str, Any], Any]] = collections.deque()
+        self._moved = threading.Condition()
+        self.over = False
+        # The gradients of the step under way, and by the optimizers' numbers the groups of those that have stepped.
+        self._gradients: list[tuple[int, torch.Tensor]] = []
+        self._stepped: dict[int, Any] = {}
+        self._hooks: list[Any] = []
+        self._asked = time.monotonic()
+        threading.Thread(target=self._send, name="elastic-session-feed", daemon=True).start()
+
+    def before_step(self) -> None:
+        """The gradients of a step are there. A step may wait for the newcomer as long as the one before took."""
+        now = time.monotonic()
+        with self._moved:
+            self._moved.wait_for(lambda: self.over or not self._has_more_than(1), now - self._asked)
+            if self._has_more_than(_STEPS) or _has_ended(self._connection):
+                self.end()
+            idle, is_due = not self._queue, not any("part" in one for one, _ in self._queue)
+        self._asked = time.monotonic()
+        if self.over:
+            return
+        if self._lacks and is_due:
+            if idle and self._has:
+                # The link is faster than the steps.
+                self._part = min(2 * self._part, self._most)
+            self._put("part", list(self._next_part()))
+        graded = [(number, one.grad) for number, one in self._has if one.grad is not None]
+        self._gradients = [(number, one.detach().to("cpu", copy=True)) for number, one in graded]
+        for number, one in enumerate(self._training.optimizers):
+            self._hooks.append(one.register_step_pre_hook(lambda one, *_, at=number: self._steps(at, one)))
+
+    def after_step(self) -> None:
+        """The step is applied."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if not self.over:
+            numbers, gradients = zip(*self._gradients) if self._gradients else ((), ())
+            self._put("step", [self._training.step_number, list(numbers), list(gradients), self._stepped])
+        self._gradients, self._stepped = [], {}
+
+    def end(self) -> None:
+        """The newcomer gets no more."""
+        with self._moved:
+            self.over = True
+            self._queue.clear()
+            self._moved.notify_all()
+        _shut_down(self._connection)
+
+    def rest(self) -> None:
+        """The group is left: no step follows before the next one."""
+        self._put("rests", True)
+
+    def _has_more_than(self, steps: int) -> bool:
+        """Whether more steps than so many wait, and not only small ones."""
+        waiting = [tensors for one, tensors in self._queue if "step" in one]
+        return len(waiting) > steps and sum(_size(one) for some in waiting for one in some) > _STEPS_BYTES * steps / _STEPS
+
+    def _steps(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer steps, with the settings that a scheduler has just given it: a GradScaler may leave a step out."""
+        groups = [{name: one for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
+        try:
+            self._stepped[number] = _copied(groups)
+        except TypeError:
+            self.end()
+
+    def _bytes(self, parameter: torch.nn.Parameter) -> int:
+        kept = [one for _, values in self._states(parameter) for one in values.values() if isinstance(one, torch.Tensor)]
+        return sum(map(_size, (parameter, *kept)))
+
+    def _states(self, parameter: torch.nn.Parameter) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, one in enumerate(self._training.optimizers):
+            if parameter in one.state:
+                yield number, one.state[parameter]
+
+    def _next_part(self) -> Iterator[list[Any]]:
+        """Parameters that the newcomer lacks: their number, value, and what the optimizers keep, with its device."""
+        size = 0
+        while self._lacks and size < self._part:
+            number, one = self._lacks.popleft()
+            size += self._bytes(one)
+            self._has.append((number, one))
+            states = [
+                [at, {name: [value, _is_on_gpu(value)] for name, value in values.items()}]
+                for at, values in self._states(one)
+            ]
+            yield _copied([number, one, states])
+
+    def _put(self, kind: str, value: Any) -> None:
+        described, tensors = tree.take_apart(value)
+        with self._moved:
+            self._queue.append(({kind: described, "lacks": len(self._lacks)}, tensors))
+            self._moved.notify_all()
+
+    def _send(self) -> None:
+        with self._connection:
+            try:
+                while not self.over:
+                    self._send_next()
+            except OSError:
+                self.end()
+
+    def _send_next(self) -> None:
+        with self._moved:
+            self._moved.wait_for(lambda: self._queue or self.over, self._timeout / 4)
+            # Without anything to send: a sign of life.
+            described, tensors = self._queue[0] if self._queue else ({}, [])
+            behind = max(0, len(self._queue) - 1)
+        send(self._connection, {"dict": [["behind", behind], *map(list, described.items())]}, tensors)
+        with self._moved:
+            if described and self._queue:
+                self._queue.popleft()
+            self._moved.notify_all()
+
+
+class Feeds:
+    """The newcomers that this rank feeds."""
+
+    def __init__(self, training: Progress, timeout: float) -> None:
+        """timeout: seconds that the next piece of what is sent may take."""
+        self._training, self._timeout = training, timeout
+        self._can_heal = can_heal(training)
+        self._token = secrets.token_bytes(_TOKEN)
+        self._listener: socket.socket | None = None
+        self._came: collections.deque[socket.socket] = collections.deque()
+        self._feeds: list[_Feed] = []
+
+    def offer(self, place: dict[str, Any], word: int) -> None:
+        """Has newcomers find this rank, in a round's group. word: which session this is."""
+        if not (self._can_heal and worker.available() and place.get("master_addr")):
+            return
+        try:
+            if self._listener is None:
+                # At once: while a group connects it has to be the only one that listens.
+                with socket.create_connection((place["master_addr"], place["master_port"]), _GREETING) as way:
+                    family, host = way.family, way.getsockname()[0]
+                self._listener = socket.create_server((host, 0), family=family)
+                threading.Thread(target=self._listen, name="elastic-session-feeds", daemon=True).start()
+            told = json.dumps([*self._listener.getsockname()[:2], self._token.hex(), word])
+        except OSError:
+            return
+        threading.Thread(target=_tell, args=(place, told), name="elastic-session-tells", daemon=True).start()
+
+    def before_step(self) -> None:
+        """The gradients of a step are there, and the step will be applied."""
+        while self._came:
+            self._feeds.append(_Feed(self._came.popleft(), self._training, self._timeout))
+        for one in self._feeds:
+            try:
+                one.before_step()
+            except (RuntimeError, TypeError):
+                # There is something that cannot be sent, or no memory.
+                one.end()
+
+    def after_step(self) -> None:
+        """The step is applied."""
+        for one in self._feeds:
+            one.after_step()
+        if self._feeds:
+            self._feeds = [one for one in self._feeds if not one.over]
+
+    def rest(self) -> None:
+        """This rank leaves its group."""
+        for one in self._feeds:
+            one.rest()
+
+    def close(self) -> None:
+        """Ends all feeds."""
+        for one in self._feeds:
+            one.end()
+        self._feeds.clear()
+        if self._listener is not None:
+            _shut_down(self._listener)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                self._listener.close()
+                return
+            try:
+                connection.settimeout(_GREETING)
+                token = torch.empty(_TOKEN, dtype=torch.uint8)
+                fill(connection, token)
+                if not hmac.compare_digest(bytes(_memory(token)), self._token):
+                    raise PermissionError("this is no worker of the job")
+                if len(self._feeds) + len(self._came) >= _NEWCOMERS:
+                    raise BlockingIOError("others are fed already")
+                self._came.append(connection)
+            except OSError:
+                connection.close()
+
+
+def _tell(place: dict[str, Any], told: str) -> None:
+    try:
+        store = store_of(place)
+        store.set(f"feed/{store.add('feeds', 1)}", told)
+    except RuntimeError:
+        pass  # Newcomers get the state in their round.
+
+
+def _copied(value: Any) -> Any:
+    description, tensors = tree.take_apart(value)
+    return tree.put_together(description, [one.to("cpu", copy=True) for one in tensors])
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _is_on_gpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Whether the newcomer has closed its end."""
+    try:
+        ends = select.poll()
+        ends.register(connection, select.POLLRDHUP)
+        return bool(ends.poll(0))
+    except ValueError:
+        return True
+
+
+def _shut_down(one: socket.socket) -> None:
+    try:
+        one.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # The other end has closed it.

@@ -1,0 +1,182 @@
+"""A worker gets the state of two ranks while they train, and then joins them: by AdamW with a scheduler, a clipped
+gradient and a GradScaler that leaves a step out. It has the same bits, so nothing but the rest is sent in its round. The
+rank that feeds it dies, or the newcomer is too slow: then it gets all in its round. What an agent says is simulated."""
+
+import os
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import elastic_agent.torch as elastic
+import ranks
+from elastic_agent import worker
+from elastic_agent.torch import feed, heal, state
+
+SAMPLES, BATCH, SKIPPED, MORE, LIMIT = 1200, 12, 6, 8, 30
+torch.set_num_threads(1)
+# The steps that are done, whether the newcomer is ready, what each rank has in the end, and its longest step.
+done = torch.zeros(1).share_memory_()
+ready = torch.zeros(1).share_memory_()
+ends = torch.zeros(3, 80).share_memory_()
+slowest = torch.zeros(3).share_memory_()
+
+
+class Agent(ranks.Agent):
+    """Its second round has the newcomer, and not rank 1 if that has died."""
+
+    def __init__(self, port, number, first, lost):
+        super().__init__(port, number, 2, 1, first)
+        self.second = {"rank": number, "world_size": 3, "round": first + 1}
+        if lost:
+            self.second = {**self.second, "rank": 0 if number == 0 else 1, "world_size": 2}
+        worker.forming = self.forming
+        self.running = {"round": first, "master_addr": "127.0.0.1", "master_port": port, "left_ms": 60_000}
+
+    def forming(self):
+        forms = ready.item() and self.place["round"] < self.second["round"]
+        return (self.second["round"], "a node joins") if forms else None
+
+    def forms_within(self, seconds):
+        time.sleep(min(seconds, 0.01))
+        return self.forming() is not None
+
+    def quiesce(self, step):
+        until = time.monotonic() + LIMIT
+        while not ready.item() and time.monotonic() < until:
+            time.sleep(0.01)
+        self.place = {**self.place, **self.second}
+        return self.place
+
+
+def wait_for_step(step):
+    until = time.monotonic() + LIMIT
+    while done.item() < step and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def train(number, act=lambda session: None):
+    """Trains until the newcomer has done some steps."""
+    torch.manual_seed(number)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    model[2].bias.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=5)
+    inputs = torch.linspace(-3, 3, SAMPLES * 4).reshape(SAMPLES, 4).sin()
+    dataset = TensorDataset(inputs, torch.arange(SAMPLES) % 2)
+    sampler = elastic.ElasticBatchSampler(dataset, BATCH, seed=3, drop_last=True)
+    settings = {"scheduler": scheduler, "scaler": scaler, "operation_timeout": 10}
+    with elastic.Session(model, optimizer, sampler, **settings) as session:
+        begins, together = session.step_number, 0
+        for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler), epochs=50):
+            began = time.monotonic()
+            loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+            session.backward(loss * torch.inf if session.step_number % SKIPPED == 3 else loss)
+            session.clip(0.5)
+            session.step()
+            done[0] = session.step_number
+            act(session)
+            time.sleep(0.02)
+            slowest[number] = max(slowest[number].item(), time.monotonic() - began)
+            together += agent.place["round"] == agent.second["round"]
+            if together == MORE:
+                break
+    kept = [one.detach().flatten() for one in (*model.parameters(), *optimizer.state[model[0].weight].values())]
+    flat = torch.cat([one.float().flatten() for one in kept])
+    ends[number, : len(flat)] = flat
+    return begins
+
+
+class Newcomer:
+    """What it has got ahead of its place."""
+
+    def __init__(self):
+        self.compared, self.wanted = 0, []
+        worker.running_round = self.running_round
+        worker.ready = self.ready
+        compare = state._that_differ
+
+        def compared(group, tensors, holder, **how):
+            self.compared = sum(one is not None for one in tensors)
+            found = compare(group, tensors, holder, **how)
+            self.wanted = [None if tensors[at] is None else tuple(tensors[at].shape) for at in found]
+            return found
+
+        state._that_differ = compared
+
+    def running_round(self):
+        wait_for_step(2)
+        return agent.running
+
+    def ready(self):
+        wait_for_step(3 * SKIPPED)
+        ready[0] = 1
+        return agent.quiesce(0)
+
+
+def heals(number):
+    if number < 2:
+        train(number)
+        return
+    newcomer = Newcomer()
+    begins = train(number)
+    print(f"it began at step {begins}; of {newcomer.compared} tensors it lacked {newcomer.wanted}")
+    # Its own are BatchNorm's statistics, which differ on each rank, and their count.
+    assert begins >= 3 * SKIPPED and newcomer.compared > 15 and newcomer.wanted == [(4,), (4,), ()], newcomer.wanted
+
+
+def dies(number):
+    """Only rank 1 feeds, and dies within it."""
+    feed._PART, feed._PARTS = 1, 1 << 30
+    if number == 0:
+        feed.Feeds.offer = lambda *_: None
+
+    def die(session):
+        if any(len(one._has) == 2 for one in session._feeds._feeds):
+            os._exit(0)
+
+    if number < 2:
+        train(number, die if number == 1 else lambda session: None)
+        return
+    newcomer = Newcomer()
+    heal.Healing.catch_up = lambda self, seconds: self._thread.join(LIMIT)
+    begins = train(number)
+    print(f"it began at step {begins}; of {newcomer.compared} tensors it lacked {len(newcomer.wanted)}")
+    assert begins > 0 and len(newcomer.wanted) > 5, newcomer.wanted
+
+
+def lags(number):
+    """The link to the newcomer is so slow that steps pile up."""
+    send, feed._STEPS_BYTES = feed.send, 0
+
+    def slowly(*what):
+        time.sleep(0.5)
+        send(*what)
+
+    feed.send = slowly
+    if number < 2:
+        train(number)
+        return
+    newcomer = Newcomer()
+    begins = train(number)
+    print(f"it began at step {begins}; of {newcomer.compared} tensors it lacked {len(newcomer.wanted)}")
+    assert begins > feed._STEPS and len(newcomer.wanted) > 5, newcomer.wanted
+
+
+def rank(port, number, case, first):
+    global agent
+    agent = Agent(port, number, first, lost=case is dies)
+    case(number)
+
+
+if __name__ == "__main__":
+    # The first optimizer of a process costs seconds of imports.
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    for first, case in enumerate((heals, dies, lags)):
+        done.zero_(), ready.zero_(), ends.zero_(), slowest.zero_()
+        ranks.run(3, lambda number: rank(int(sys.argv[1]), number, case, 10 * first + 1), seconds=60)
+        print(f"{case.__name__}: the slowest steps took {slowest.tolist()} s", flush=True)
+        whole = [0, 2] if case is dies else [0, 1, 2]
+        assert ends[0].any() and all(torch.equal(ends[one], ends[0]) for one in whole), ends
