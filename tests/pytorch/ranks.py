@@ -10,6 +10,9 @@ import torch
 
 from elastic_agent import worker
 
+# The first optimizer imports for seconds. The processes of a test have it from this one.
+torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
 
 class Agent:
     """What a rank hears from its agent."""
@@ -61,8 +64,6 @@ def refused(complaint, call, kind=ValueError):
 
 def run(count, rank, seconds=40):
     """Calls `rank` with each number below `count`, in a process of its own. The test fails if one fails or hangs."""
-    # The first optimizer imports for seconds. All processes have it from this one.
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     children = []
     for number in range(count):
         child = os.fork()
