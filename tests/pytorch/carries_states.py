@@ -87,6 +87,14 @@ def joins_later(agent, number):
         worker.quiesce = quiesce
 
 
+def waits_for_the_other(agent, loop):
+    """Rank 1 joins now, unless it is there."""
+    if worker.quiesce != agent.quiesce:
+        loop._members.group.cut()
+    while worker.quiesce != agent.quiesce:
+        time.sleep(0.01)
+
+
 def everything(agent, number, joins, folder):
     """Rank 1 joins when the first epoch has ended: by its last step, or while it is evaluated. A peer is lost twice in
     the third one."""
@@ -107,9 +115,7 @@ def everything(agent, number, joins, folder):
 
     def measure(batch):
         if joins == "meanwhile" and session.epoch == 1 and number == 0:
-            session._members.group.cut()
-            while worker.quiesce != agent.quiesce:
-                time.sleep(0.01)
+            waits_for_the_other(agent, session)
         return loss_of(it.model(batch[0]), batch[1], reduction="sum")
 
     with elastic.Session(it.model, it.optimizers, sampler, checkpoint_dir=folder, **more) as session:
@@ -136,6 +142,8 @@ def everything(agent, number, joins, folder):
             with session.aside():
                 ranks.refused("not in session.aside", lambda: session.mean(1), RuntimeError)
             total = session.evaluate(DataLoader(clean, batch_size=4, shuffle=False), measure)
+            # Rank 1 may be in its first step.
+            assert torch.allclose(session.evaluate(DataLoader(clean, batch_size=4, shuffle=False), measure), total)
             session.step_scheduler(total / len(clean))
             state.best = [min(state.best[0], float(total))]
         assert session.agree(f"of {number}") == "of 0" and int(state.seen) == session.step_number == 12
@@ -233,6 +241,23 @@ def own_loop(agent, number):
         loop._meet_at_the_end = lambda: None
 
 
+def two_asides(agent, number):
+    """Rank 1 joins during the first, and is in a step when rank 0 is in the second one, or still in one of its own."""
+    joins_later(agent, number)
+    state = elastic.State(sum=0.0)
+    with elastic.Loop(state, loss_timeout=0.1) as loop:
+        with loop.aside():
+            time.sleep(number)
+        while loop.step_number < 4:
+            with loop.step():
+                state.sum += loop.mean(1.0 + number)
+            for _ in range(2 if loop.step_number == 2 and number == 0 else 0):
+                with loop.aside():
+                    waits_for_the_other(agent, loop)
+                    time.sleep(0.3)
+        assert state.sum == 5.0, state.sum
+
+
 def leave_apart(loop, number):
     if number == 0:
         loop._meet_at_the_end()
@@ -250,6 +275,7 @@ def rank(port, number, folder):
     both = contrastive(micro_batch=5)
     ranks.refused("in one batch", lambda: contrastive(micro_batch=3), RuntimeError)
     own_loop(ranks.Agent(port, number, 2, 1, first_round=60), number)
+    two_asides(ranks.Agent(port, number, 2, 1, first_round=80), number)
     ranks.alone()
     alone = contrastive(micro_batch=10)
     assert torch.allclose(both, alone, rtol=1e-9), (both, alone)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import ranks
+from elastic_agent.torch import group as groups
 from elastic_agent.torch.group import Group, GroupLost
 
 RANKS = 3
@@ -94,12 +95,31 @@ def a_mistake_is_no_lost_group(port, number):
     group.close()
 
 
+def no_room_for_a_thread_is_no_lost_group(port, number):
+    """Every next group would meet that error again."""
+    place = {"rank": number, "world_size": RANKS, "round": 4 << 20, "master_addr": "127.0.0.1", "master_port": port}
+    group, pulse = Group(place), groups.Pulse
+    if number == 0:
+        groups.Pulse = lambda *_: threading.Thread.start(threading.current_thread())
+    try:
+        group.join(timeout=30, outdated=lambda: False)
+    except RuntimeError as error:
+        assert number == 0 and "threads can only be started once" in str(error), error
+    except GroupLost as lost:
+        assert number > 0, lost
+    else:
+        raise AssertionError("it has no thread")
+    groups.Pulse = pulse
+    group.close()
+
+
 def rank(port, rounds, seed, number):
     torch.set_num_threads(1)
     choose, lost, slowest = random.Random(seed), 0, 0.0
     a_connection_of_the_scripts_own(port, number)
     a_connection_opened_while_gloo_connects(port, number)
     a_mistake_is_no_lost_group(port, number)
+    no_room_for_a_thread_is_no_lost_group(port, number)
     before = descriptors(), threads()
     for round_ in range(rounds):
         # Every rank chooses alike.

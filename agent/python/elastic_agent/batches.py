@@ -132,6 +132,10 @@ class ElasticBatchSampler:
                 )
         self.epoch, self.position = state["epoch"], state["position"]
 
+    def close(self) -> None:
+        """The session has ended."""
+        self.batch_of = None
+
     def __iter__(self) -> Iterator[list[int]]:
         samples: Any = range(self.length)
         if self._shards is not None:

@@ -9,6 +9,7 @@ from .replica import node_mesh
 from .session import Session
 from .snapshots import Resumed, Snapshots
 from .state import State
+from .streams import Streams
 
 __all__ = [
     "ElasticBatchSampler",
@@ -18,6 +19,7 @@ __all__ = [
     "Shards",
     "Snapshots",
     "State",
+    "Streams",
     "node_mesh",
     "share_furthest",
 ]

@@ -96,7 +96,7 @@ class Disk:
 
     def take_snapshot(self, place: dict[str, Any]) -> None:
         """After a step: takes a snapshot if one is due."""
-        if self._keeper and self._keeper.due(self._training.step_number):
+        if self._keeper and self._training.is_common and self._keeper.due(self._training.step_number):
             value, ranks = self._training.value(), (place["rank"], place["world_size"])
             saves = self._replica.is_first(place["rank"])
             self._keeper.take(value["step"], place["round"], value, ranks, saves=saves)
@@ -104,7 +104,9 @@ class Disk:
     def due(self) -> bool:
         """After a step: whether a checkpoint is due, and snapshots are not written instead. It is the same on all
         ranks."""
-        return bool(self._folder and not self._keeper and self._training.step_number % self._folder.every == 0)
+        if self._folder is None or self._keeper or not self._training.is_common:
+            return False
+        return self._training.step_number % self._folder.every < self._training.stride
 
     def is_saved(self, step: int) -> None:
         """A checkpoint of this step is committed."""

@@ -93,7 +93,10 @@ class Group:
                 if communicator and self._lost:
                     communicator.give_up()
         except RuntimeError as error:
+            mistake = self._is_mistake(error) and not outdated()
             self.cut()
+            if mistake:
+                raise
             raise GroupLost(f"the ranks of round {self.round} could not meet: {error}") from error
 
     def _connect(self, store: Any, outdated: Callable[[], bool]) -> None:
@@ -293,7 +296,7 @@ class Group:
     def _is_mistake(self, error: RuntimeError) -> bool:
         """Whether no connection has failed: then every next group would meet the error again, as where gloo cannot add
         numbers of that type."""
-        known = isinstance(error, (NcclError, dist.DistError)) or "gloo" in str(error)
+        known = isinstance(error, (NcclError, dist.DistError)) or "gloo" in str(error).lower()
         return not (self._lost or known or self.has_lost_a_peer())
 
 

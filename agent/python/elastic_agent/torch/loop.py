@@ -57,7 +57,8 @@ class Elastic:
         self._training, self._replica, self._on_group, self._name = training, replica, on_group, name
         self._disk = Disk(training, replica, folder, snapshot_every, operation_timeout)
         self._members = Membership(training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
-        self._step, self._is_aside = Step([]), False
+        # Whether the script is in its steps already, or none is left for it.
+        self._step, self._is_aside, self._begun = Step([]), False, False
 
     @property
     def step_number(self) -> int:
@@ -129,7 +130,7 @@ class Elastic:
         """Does what all ranks do together. own: what is used instead if the script must not hear of a lost group."""
         raise NotImplementedError
 
-    def aside(self) -> AbstractContextManager[None]:
+    def aside(self) -> AbstractContextManager[Any]:
         """Around what a script does between two steps and that takes long, such as an evaluation or a test: rounds form
         meanwhile, and no other rank takes this one for lost.
 
@@ -139,23 +140,28 @@ class Elastic:
                 accuracy = evaluate(model)
 
         Every rank enters it after the same step; what is done inside may be another on each. It changes nothing that a
-        step changes. At its end all ranks wait for each other.
+        step changes. At its end all ranks wait for each other, at the latest in their next step.
         """
         return self._aside()
 
     @contextlib.contextmanager
     def _aside(
         self, agree: Callable[[Group], None] | None = None, alone: Callable[[], None] | None = None
-    ) -> Iterator[None]:
+    ) -> Iterator[bool]:
+        """Gives whether all ranks do this together. They do not where some may be in their next step already: workers
+        that have just come do no more than that."""
         self._close_loop()
         if self._step.lost is None and self._step.done < len(self._step.batches):
             raise RuntimeError("`aside` is for what is done between two steps, after the end of one")
+        if not self._training.is_common:
+            raise RuntimeError("ranks have models of their own between outer steps: do this when session.in_sync is true")
         self._disk.take_snapshot(self._members.place)
         group, entered = self._members.group, time.monotonic()
+        together = self._begun and not self._step.moved
         self._is_aside = True
         try:
-            with self._members.aside(agree, alone):
-                yield
+            with self._members.aside(agree, alone) if together else self._members.apart():
+                yield together
         finally:
             self._is_aside = False
         self._step.began += time.monotonic() - entered
@@ -268,7 +274,7 @@ class Loop(Elastic):
         `step_number` is as before. Raises RuntimeError if other ranks have left the loop."""
         self._close_loop()
         self._step = step = Step([])
-        self._in_step = True
+        self._begun = self._in_step = True
         try:
             yield
             votes = self._vote()

@@ -83,12 +83,12 @@ class Departure:
         """Ends this worker as one that was asked to."""
         sys.exit(self._code)
 
-    def next_batch(self, batches: Iterator[Any]) -> Any:
-        """The next batch of a loader. None if this worker is asked to leave, and the loader's own processes have got the
-        same signal."""
+    def reads(self, read: Callable[[], Any]) -> Any:
+        """What a loader reads. None if this worker is asked to leave, and the loader's own processes have got the same
+        signal."""
         self._reading = not self._reader_lost
         try:
-            return next(batches) if self._reading else None
+            return read() if self._reading else None
         except (RuntimeError, OSError, EOFError):
             # PyTorch's own complaint, or that of a pipe whose other end is gone.
             if not self._asked_within(_SPREAD):
@@ -236,6 +236,28 @@ class Membership:
             with self._keeping(aside):
                 alone()
         self._enter_or_next(aside.place, lost)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """As `aside`, where other ranks may be in their next step already: there they wait for this one."""
+        if not worker.available():
+            yield
+            return
+        self.departure.phase = Phase.BETWEEN
+        aside = Aside(None, self._next_place, self.place)
+        with self._keeping(aside):
+            yield
+        place = None if aside.place is self.place else aside.place
+
+        def outcome() -> None:
+            if place:
+                raise GroupLost("a round has formed meanwhile")
+
+        try:
+            self._replica.together(outcome)
+            self.departure.phase = Phase.IN_GROUP
+        except GroupLost as error:
+            self._enter_or_next(place, str(error))
 
     @contextlib.contextmanager
     def _keeping(self, aside: Aside) -> Iterator[None]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
 from ..batches import ElasticBatchSampler
 from .replica import Replica, has_foreign_group
+from .streams import Streams
 
 # These sum gradients, too: over a group that ends with its first lost worker.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
@@ -32,8 +34,23 @@ def check(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -
             )
 
 
-def fit(sampler: ElasticBatchSampler, model: torch.nn.Module, replica: Replica, same_bits: bool) -> None:
+def check_loader(loader: Any, sampler: ElasticBatchSampler | Streams) -> None:
+    """Raises ValueError for a loader whose batches are not the session's."""
+    if isinstance(sampler, Streams):
+        if loader is not sampler:
+            raise ValueError(
+                "a session reads its streams by itself, because what a DataLoader has read ahead is no position to save: "
+                "call session.steps(streams), and have `open` return a DataLoader of one source for processes to read it"
+            )
+    elif getattr(loader, "batch_sampler", None) is not sampler:
+        raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
+
+
+def fit(sampler: ElasticBatchSampler | Streams, model: torch.nn.Module, replica: Replica, same_bits: bool) -> None:
     """Has the sampler cut steps as the model needs them. Raises ValueError if it cannot."""
+    if isinstance(sampler, Streams):
+        _fit_streams(model, replica, same_bits)
+        return
     for name, one in model.named_modules():
         if isinstance(one, torch.nn.BatchNorm1d) and sampler.last_step() == 1:
             raise ValueError(
@@ -54,6 +71,25 @@ def fit(sampler: ElasticBatchSampler, model: torch.nn.Module, replica: Replica, 
             "divided by the most ranks there will be"
         )
     sampler.in_pieces = True
+
+
+def _fit_streams(model: torch.nn.Module, replica: Replica, same_bits: bool) -> None:
+    if replica.mesh is not None or same_bits:
+        raise ValueError("streams are for a model that every rank holds as a whole, and without same_bits")
+    for name, one in model.named_modules():
+        if isinstance(one, torch.nn.BatchNorm1d):
+            raise ValueError(
+                f"{name!r} is a BatchNorm1d, which cannot train on one sample, and at the end of a stream there may be "
+                "one: take GroupNorm or LayerNorm"
+            )
+
+
+def check_local(steps: int | None, outer: Any, replica: Replica, scaler: Any, same_bits: bool) -> None:
+    """Raises ValueError for what does not go with `local_steps`."""
+    if steps is None and outer is not None:
+        raise ValueError("an outer optimizer needs local_steps, the number of steps from one of its steps to the next")
+    if steps is not None and (replica.mesh is not None or scaler is not None or same_bits):
+        raise ValueError("local_steps goes neither with a sharded model, nor with a GradScaler or same_bits")
 
 
 def check_group(model: torch.nn.Module, replica: Replica) -> None:

@@ -131,11 +131,11 @@ class Sameness:
 
     def _slices(self) -> Iterator[_Slice]:
         """The part of this step."""
-        for number, first, end in self._parts[self._training.step_number % len(self._parts)]:
+        for number, first, end in self._parts[self._training.step_number // self._training.stride % len(self._parts)]:
             name, parameter = self._parameters[number]
             part = part_of(parameter)
             yield _Slice(f"the parameter {name!r}", part, first, end)
-            states = (one.state[parameter] for one in self._training.optimizers if parameter in one.state)
+            states = (one.state[parameter] for one in self._training.compared if parameter in one.state)
             state = next(states, {})
             for key in sorted(key for key, value in state.items() if isinstance(value, torch.Tensor)):
                 one = part_of(state[key])

@@ -12,36 +12,37 @@ process in disk.py.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from .. import worker
 from ..batches import ElasticBatchSampler
-from . import collectives, draws, refusals, tree
-from .evaluation import Evaluation
+from . import draws, refusals, tree
+from .asking import Asking
 from .feed import Feeds
 from .gradients import Gradients
-from .group import Group, GroupLost
+from .group import GroupLost
 from .keeper import say
-from .loop import Elastic
+from .local import LocalGradients, LocalTraining
 from .nccl import Nccl
 from .ordered import OrderedGradients
 from .replica import Replica
 from .sameness import Sameness
 from .state import State, Training, listed
 from .step import Epoch, Step, Turn
+from .streams import Streams
 from .votes import Vote
 
 # Seconds between two losses that are reported.
 _LOSS_EVERY = 5.0
 
 
-class Session(Elastic):
+class Session(Asking):
     """The training of one model on a group of ranks that may change at any time::
 
         sampler = elastic.ElasticBatchSampler(dataset, global_batch=256)
@@ -80,6 +81,10 @@ class Session(Elastic):
       samples. Without it rank 0 draws one, and it is part of the state.
     - same_bits: the result is the same to the last bit for any number of ranks, on machines that compute alike. Gradients
       of `micro_batch`es are added in their order, after the backward pass. The sampler must have a `global_batch`.
+    - local_steps, outer: each rank does so many steps by itself, with the gradients of its own samples, and then an outer
+      step: the ranks take the mean of their parameters (LocalSGD), or give the optimizer that `outer` makes the mean way
+      that they have come (DiLoCo). An epoch ends with an outer step, and nodes join and leave after one. If a peer is
+      lost, all return to the last one.
     - name: for a script of several sessions. A worker that starts when the others have completed one gets its model from
       them: they keep a copy. Its checkpoints are in a folder of its name in `checkpoint_dir`.
     - backend: "nccl", "gloo", or None for NCCL if the parameters are on a GPU and all ranks have it, else gloo. Without
@@ -94,7 +99,7 @@ class Session(Elastic):
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        sampler: ElasticBatchSampler,
+        sampler: ElasticBatchSampler | Streams,
         *,
         scheduler: Any = None,
         scheduler_per: str = "step",
@@ -108,6 +113,8 @@ class Session(Elastic):
         seed: int | None = None,
         same_bits: bool = False,
         name: str = "",
+        local_steps: int | None = None,
+        outer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
         backend: str | None = None,
         operation_timeout: float = 60,
         loss_timeout: float = 5,
@@ -120,8 +127,13 @@ class Session(Elastic):
         if scaler is not None and replica.mesh is not None:
             raise ValueError("a GradScaler is for models that every rank holds as a whole: shard in bf16, without one")
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
-        training = Training(model, optimizer, sampler, scheduler, seed, scheduler_per, scaler, state)
-        self._gradients = (OrderedGradients if same_bits else Gradients)(model.named_parameters())
+        refusals.check_local(local_steps, outer, replica, scaler, same_bits)
+        self._streams = sampler if isinstance(sampler, Streams) else None
+        given = model, optimizer, sampler, scheduler, seed, scheduler_per, scaler, state
+        self._local = LocalTraining(*given, steps=local_steps, outer=outer) if local_steps is not None else None
+        training = self._local or Training(*given)
+        gradients = LocalGradients if self._local else OrderedGradients if same_bits else Gradients
+        self._gradients = gradients(model.named_parameters())
         self._trained = refusals.Trained(model, optimizers, replica)
         self._sameness = Sameness(training)
         self._feeds = Feeds(training, operation_timeout)
@@ -138,10 +150,18 @@ class Session(Elastic):
             operation_timeout=operation_timeout,
             loss_timeout=loss_timeout,
         )
+        if self._local:
+            # An outer step takes longer than those before it, and ends in time.
+            self._members.longest_step = math.inf
         self._loss_read = -_LOSS_EVERY
         self._first = True
-        # Whether the script has had a batch, or there is none for it; and whether it has left a loop before its end.
-        self._begun = self._left = False
+        # Whether the script has left a loop before its end.
+        self._left = False
+
+    @property
+    def in_sync(self) -> bool:
+        """Whether all ranks have one model: with `local_steps` after an outer step, else always."""
+        return self._training.is_common
 
     @property
     def epoch(self) -> int:
@@ -170,11 +190,11 @@ class Session(Elastic):
     def steps(self, loader: Any, epochs: int = 1) -> Iterator[Any]:
         """This rank's batches, until `epochs` epochs are done.
 
-        loader: a DataLoader with this session's sampler as its `batch_sampler`. Give each batch to `backward`, and then
-        call `step`. After a change of the group, the session restarts the loader at the group's position.
+        loader: a DataLoader with this session's sampler as its `batch_sampler`, or the session's `Streams`. Give each
+        batch to `backward`, and then call `step`. After a change of the group, the session restarts the loader at the
+        group's position.
         """
-        if getattr(loader, "batch_sampler", None) is not self.sampler:
-            raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
+        refusals.check_loader(loader, self.sampler)
         if self._members.completed:
             return
         if self.sampler.epoch >= epochs:
@@ -194,10 +214,7 @@ class Session(Elastic):
 
     def _steps_until(self, loader: Any, epochs: int) -> Iterator[Any]:
         while self.sampler.epoch < epochs:
-            self.sampler.batch_of = functools.partial(draws.Batch, seed=f"{self._training.seed} {self.epoch}")
-            # What a loader's processes draw as they start is another rank's otherwise.
-            self._training.seed_for(f"loader {self.sampler.first_place()}")
-            epoch, batches = self.sampler.epoch, iter(loader)
+            epoch, batches = self.sampler.epoch, self._batches(loader)
             while self.sampler.epoch == epoch:
                 yield from self._batches_of_a_step(loader, batches)
                 if self._step.ended:
@@ -211,6 +228,15 @@ class Session(Elastic):
                     # Batches that were read ahead are another place's.
                     break
                 self._members.longest_step = max(0.9 * self._members.longest_step, time.monotonic() - self._step.began)
+
+    def _batches(self, loader: Any) -> Iterator[Any]:
+        words = f"{self._training.seed} {self.epoch}"
+        if self._streams:
+            return self._streams.read_for(words)
+        self.sampler.batch_of = functools.partial(draws.Batch, seed=words)
+        # What a loader's processes draw as they start is another rank's otherwise.
+        self._training.seed_for(f"loader {self.sampler.first_place()}")
+        return iter(loader)
 
     def epochs(self, count: int) -> Iterator[Epoch]:
         """The epochs that are left of `count`: for what a script does once an epoch. A worker that comes later begins
@@ -236,12 +262,14 @@ class Session(Elastic):
                 raise RuntimeError("an epoch ends when all its steps are done: `for batch in epoch.batches(loader)`")
 
     def _batches_of_a_step(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
-        place = self.sampler.first_place()
-        self._step = step = Step(self.sampler.micro_batches())
+        place, reads = self.sampler.first_place(), self._members.departure.reads
         self._members.begin_step()
+        # Streams are read here.
+        sizes = reads(self.sampler.micro_batches)
+        self._step = step = Step(sizes or [0])
         for size in step.batches:
             with draws.kept(loader, f"{self._training.seed} {self.step_number} {place}"):
-                batch = self._members.departure.next_batch(batches)
+                batch = sizes and reads(lambda: next(batches))
             if batch is None:
                 step.lost = "this worker is asked to leave, and so were the processes that read its batches"
                 return
@@ -264,12 +292,17 @@ class Session(Elastic):
         step = self._step
         if step.turn is not Turn.BACKWARD:
             raise RuntimeError("session.backward is for a batch of session.steps, once for each")
+        size = step.batches[step.done]
+        if self._streams and count is None:
+            # How many samples a step has, the ranks learn with its sum.
+            loss, count = loss * size, size
         if step.done and (count is None) is not (step.count is None):
             raise RuntimeError("give session.backward a count with each batch of a step, or with none")
-        size = step.batches[step.done]
-        # A sharded model's gradients are means over the ranks of its replica.
-        share = size * self._replica.size / self.sampler.step_size()
-        if count is not None:
+        if count is None:
+            whole = max(sum(step.batches), 1) if self._local else self.sampler.step_size()
+            # A sharded model's gradients are means over the ranks of its replica.
+            share = size * self._replica.size / whole
+        else:
             # A batch without samples only keeps step with other ranks.
             share, step.count = float(self._replica.size * (size > 0)), (step.count or 0) + count * (size > 0)
         if step.done < len(step.batches) - 1:
@@ -312,26 +345,26 @@ class Session(Elastic):
             tree.take_apart(self._training.value())
             self._first = False
         self._gradients.clear()
-        worker.report_progress(self.step_number, epoch=self.epoch, loss=self._newest_loss())
+        if self._local and self._local.is_due(changes=any(self._step.votes)) and not self._outer_step():
+            return False
+        if self.in_sync:
+            worker.report_progress(self.step_number, epoch=self.epoch, loss=self._newest_loss())
         return True
 
-    def evaluate(self, loader: DataLoader, measure: Callable[[Any], Any]) -> torch.Tensor | None:
-        """The sum of what `measure` gives for each batch, over all batches of a loader: each is read by one rank. Every
-        rank calls this after the same step, as with `aside`, and gets the same sum, in double precision. If the group
-        changes meanwhile, each rank reads all batches. None if there is no batch.
-
-        ::
-
-            correct, samples = session.evaluate(loader, lambda batch: torch.stack(count(model, batch)))
-
-        measure: returns a number, or a tensor of a few: sums over the samples of its batch. The model is in the mode for
-        evaluation, and nothing has a gradient. Of a sharded model each node reads a part.
-        """
-        self._training.seed_for("evaluation")
-        found = Evaluation(self.model, loader, measure)
-        with self._aside(agree=found.add_up, alone=lambda: found.part(0, 1)):
-            found.part(self._members.group.rank, self._members.group.size)
-        return found.total
+    def _outer_step(self) -> bool:
+        """Has all ranks come to one model. Returns whether they did: else they are where they were after the last one."""
+        group = self._members.group
+        try:
+            self._disk.may_change()
+            self._local.outer_step(group)
+            marks = group.gather(int(self._sameness.mark(counted=False)))
+            self._sameness.compare(group, marks, counted=False, before=lambda: None)
+        except GroupLost as lost:
+            self._step.lost = str(lost)
+            self._local.restore()
+            return False
+        self._local.commit()
+        return True
 
     def _add(self, loss: torch.Tensor) -> None:
         self._training.scaled(loss).backward()
@@ -344,7 +377,9 @@ class Session(Elastic):
 
         def summed() -> tuple[float, ...]:
             computed = self._members.meet_in_first_step(lambda: self._add(loss))
-            mark = self._sameness.mark(counted=counted) if group.size > 1 else 0
+            if self._streams:
+                self._streams.hear(group.gather_texts(self._streams.report()))
+            mark = self._sameness.mark(counted=counted) if group.size > 1 and not self._local else 0
             changing, leaving = worker.forming() is not None, self._members.departure.asked
             vote = Vote(changing, leaving, False, step.count or 0, self._training.metric, mark)
             self._gradients.sum_over(group, vote)
@@ -365,6 +400,9 @@ class Session(Elastic):
         step.metric = metric / metrics if metrics else None
         if counted:
             self._gradients.divide(count or 1)
+        if self._local and not any(step.batches):
+            # Of a batch that does not count.
+            self._gradients.clear()
         self._training.unscale()
 
     def _newest_loss(self) -> float | None:
@@ -373,60 +411,6 @@ class Session(Elastic):
             return None
         self._loss_read = time.monotonic()
         return self._step.loss.item()
-
-    def step_scheduler(self, metric: float) -> None:
-        """For a scheduler that follows a metric (ReduceLROnPlateau): the next step begins with `scheduler.step(metric)`
-        on all ranks. Those that have evaluated the model call this. Workers that have joined meanwhile follow it, too."""
-        self._training.follow(float(metric))
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows of all ranks' tensors, in the order of ranks: those of the step's samples. Gradients go back to the
-        ranks that the rows are from: so a loss of all rows, which every rank computes, has the gradient of the global
-        batch. Every rank calls this once for a tensor between a batch and `backward`.
-
-        ::
-
-            images, texts = session.gather(of_images(batch)), session.gather(of_texts(batch))
-            session.backward(contrastive_loss(images, texts))
-
-        Raises RuntimeError if a rank has several batches in the step: their rows would never meet."""
-        several = len(self._step.batches) > 1 and (
-            "session.gather needs a rank's part of a step in one batch: give the sampler no micro_batch, or one of "
-            "global_batch divided by the fewest ranks"
-        )
-        # A batch that only keeps step has samples of others.
-        rows = tensor[:0] if self._step.batches == [0] else tensor
-        return self._ask(lambda group: collectives.gather(group, rows, several or ""), tensor)
-
-    def _ask_all(self, operation: Callable[[Group], Any], own: Any) -> Any:
-        step = self._step
-        if step.lost is None and step.done < len(step.batches) and len(step.batches) > 1:
-            raise RuntimeError(
-                "ranks may have different numbers of batches in a step: ask them when session.step_is_complete, or when "
-                "session.step() has returned True"
-            )
-        return self._ask(operation, own)
-
-    def _ask(self, operation: Callable[[Group], Any], own: Any) -> Any:
-        """A lost peer is not the script's matter: the step is done again, or if it is applied, the loop continues in the
-        next group. Workers that have joined since the last step are not where this one is."""
-        if self._replica.mesh is not None:
-            raise ValueError("a session of a sharded model has no sums for the script: `evaluate` gives some")
-        self._close_loop()
-        if self._is_aside or not (self._begun or self._members.completed):
-            raise RuntimeError(
-                "ask other ranks in the loop of session.steps or after it, and not in session.aside: workers that join "
-                "later do only that, too"
-            )
-        step = self._step
-        if step.moved or step.ended or step.lost is not None or self._members.completed:
-            return own
-        try:
-            self._members.meet_in_first_step()
-            return operation(self._members.group)
-        except GroupLost as lost:
-            step.lost, step.settled = str(lost), False
-            return own
 
     def _has_no_batch(self) -> None:
         """A worker that comes after the last step asks others for nothing: they are not where it is."""
@@ -449,6 +433,7 @@ class Session(Elastic):
         if not step.settled and not step.moved and (step.lost is not None or step.done == len(step.batches)):
             self._changes()
         self._step = Step([])
+        self._clear()
         while self._members.group.size > 1:
             try:
                 self._replica.together(self._say_ended)
@@ -459,6 +444,8 @@ class Session(Elastic):
     def _clear(self) -> None:
         self._gradients.clear()
         self._training.forget_gradient()
+        if self._local:
+            self._local.restore()
 
     def _next_group(self, lost: str | None) -> None:
         self._feeds.rest()
@@ -467,15 +454,20 @@ class Session(Elastic):
     def _tell_group(self) -> None:
         self._feeds.offer(self._members.place, self._which.word)
         super()._tell_group()
+        if self._local:
+            self._local.commit()
 
     def _release(self) -> None:
         self._feeds.close()
         self._gradients.remove()
-        self.sampler.batch_of = None
+        self.sampler.close()
 
     def _say_ended(self) -> None:
         self._gradients.clear()
         self._members.meet_in_first_step()
+        if self._streams:
+            # The others tell where they are.
+            self._members.group.gather_texts("null")
         self._gradients.sum_over(self._members.group, Vote(ended=True))
         self._gradients.finish()
         self._gradients.clear()

@@ -3,6 +3,7 @@ where it outlives the process."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from .group import Group
 from .snapshots import fingerprint
 
 # What a completed session leaves out of its result.
-_FOR_STEPS = {"optimizer", "scaler"}
+_FOR_STEPS = {"optimizer", "scaler", "outer"}
 
 
 class State:
@@ -54,6 +55,13 @@ class State:
         for name in [*parts, *(name for name in value if name not in parts)]:
             setattr(self, name, _loaded(parts.get(name), value[name], name))
 
+    def committed(self) -> dict[str, Any]:
+        """The values of the last `commit`. Tensors are those that are kept: they may be read only. Raises RuntimeError if
+        there was none."""
+        if self._committed is None:
+            raise RuntimeError("there was no state.commit yet")
+        return tree.put_together(*self._committed)
+
     def commit(self) -> None:
         """Keeps a copy of all values, for `restore`. A loop commits at the end of each step."""
         description, tensors = tree.take_apart(self.state_dict())
@@ -61,18 +69,15 @@ class State:
         forms = [[(one.shape, one.dtype, one.device) for one in some] for some in (kept, tensors)]
         if forms[0] != forms[1]:
             kept = [torch.empty_like(one) for one in tensors]
-        for copy, one in zip(kept, tensors):
-            copy.copy_(one)
+        for place, one in zip(kept, tensors):
+            place.copy_(one)
         self._committed = description, kept
 
     def restore(self) -> None:
         """Gives all parts the values of the last `commit`. A loop does so after a step that a peer has not finished.
         Raises RuntimeError if there was none."""
-        if self._committed is None:
-            raise RuntimeError("state.restore needs an earlier state.commit")
-        description, kept = self._committed
         # Optimizers keep the tensors that they are given.
-        value = tree.put_together(description, [one.clone() for one in kept])
+        value = copy.deepcopy(self.committed())
         for name in self._parts().keys() - value.keys():
             delattr(self, name)
         self.load_state_dict(value)
@@ -144,6 +149,9 @@ def _keep_types(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None
 class Progress:
     """A state of the script's own, and the number of steps that are done."""
 
+    # Whether all ranks have this state; and the most steps until they have one again.
+    is_common, stride = True, 1
+
     def __init__(self, state: State) -> None:
         self.step_number = 0
         self._state = State(state=state)
@@ -198,6 +206,8 @@ class Training(Progress):
         self._by_epoch = scheduler_per == "epoch"
         self.model, self.sampler, self.scaler = model, sampler, scaler
         self.optimizers, schedulers = listed(optimizer), [] if scheduler is None else listed(scheduler)
+        # Those whose state is the same on all ranks.
+        self.compared = self.optimizers
         self._plateaus = [one for one in schedulers if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau)]
         self._schedulers = [one for one in schedulers if one not in self._plateaus]
         self.step_number = 0

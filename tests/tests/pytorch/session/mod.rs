@@ -356,6 +356,18 @@ fn all_that_a_script_trains_travels_with_its_state() {
 }
 
 #[test]
+fn streams_of_unknown_length_are_read_once_whoever_comes_or_goes() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "reads_streams.py", &[]);
+}
+
+#[test]
+fn steps_without_a_sum_of_gradients_are_those_of_the_algorithm_whoever_comes_or_goes() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "trains_locally.py", &[]);
+}
+
+#[test]
 fn a_worker_with_a_loader_saves_whichever_processes_a_signal_ends() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "leaves_with_a_loader.py", &[]);
