@@ -79,11 +79,11 @@ impl Hosts {
         self.files.path().join(format!("run-{host}"))
     }
 
-    /// The first network carries so much from now on, such as `1gbit`.
+    /// Each network carries so much from now on, such as `1gbit`.
     pub(crate) fn slow_down(&self, rate: &str) {
-        for host in &self.names {
-            let limit = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"];
-            ip(&[&["netns", "exec", host, "tc", "qdisc", "add", "dev", "net1", "root"][..], &limit].concat()).unwrap();
+        let limit = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"];
+        for (host, net) in self.names.iter().flat_map(|host| [(host, "net1"), (host, "net2")]) {
+            ip(&[&["netns", "exec", host, "tc", "qdisc", "add", "dev", net, "root"][..], &limit].concat()).unwrap();
         }
     }
 

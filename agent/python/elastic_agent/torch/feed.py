@@ -117,10 +117,11 @@ class _Feed:
         threading.Thread(target=self._send, name="elastic-session-feed", daemon=True).start()
 
     def before_step(self) -> None:
-        """The gradients of a step are there. A step may wait for the newcomer as long as the one before took."""
-        now = time.monotonic()
+        """The gradients of a step are there. A step may wait for the newcomer as long as the one before took, and not
+        where a round waits for it."""
+        pace = 0 if worker.forming() else time.monotonic() - self._asked
         with self._moved:
-            self._moved.wait_for(lambda: self.over or not self._has_more_than(1), now - self._asked)
+            self._moved.wait_for(lambda: self.over or not self._has_more_than(1), pace)
             if self._has_more_than(_STEPS) or _has_ended(self._connection):
                 self.end()
             idle, is_due = not self._queue, not any("part" in one for one, _ in self._queue)

@@ -128,4 +128,4 @@ def begin(training: Any, word: int, timeout: float) -> Healing | None:
         return None
     healing = Healing(training, connection, timeout)
     healing.catch_up(_SHARE * running["left_ms"] / 1000)
-    return healing
+    return healing if healing.has_begun else None
