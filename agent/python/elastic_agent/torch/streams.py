@@ -201,7 +201,7 @@ class Streams:
         return samples
 
     def _reader(self, place: int, where: list[Any]) -> _Reader:
-        """What reads a source from there on."""
+        """What reads a source from this position."""
         reader = self._readers.get(place)
         if reader is None or not reader.rewind(where):
             if reader is not None:
