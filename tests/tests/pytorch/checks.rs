@@ -13,7 +13,7 @@ const FAULTS: [(&str, &str, &str); 16] = [
     ("gan.py own", "have different numbers in critic.", ""),
     ("lora.py unfreezes", "was unfrozen", "session.step()"),
     ("schedule.py outside", "scheduler (StepLR) changes during training", "scheduler = "),
-    ("schedule.py pauses", "3 s passed between steps", "session.epochs("),
+    ("schedule.py pauses", " s passed between steps", "epoch.batches("),
     ("schedule.py hangs", "had not ended", "time.sleep(1)"),
     ("trainer.py clips", "a batch that is not the last of its step", "session.step()"),
     ("trainer.py sums", "the loss is the sum over the batch", ""),

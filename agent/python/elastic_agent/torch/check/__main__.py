@@ -182,6 +182,9 @@ def _job(arguments: argparse.Namespace) -> tuple[Job, bool]:
         sys.exit(2)
     folder = pathlib.Path(arguments.logs or tempfile.mkdtemp(prefix="elastic-check-")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        sys.stderr.write(f"the folder {folder} is not empty: name a new one\n")
+        sys.exit(2)
     command = ["-m", script, *rest] if arguments.module else [str(path.resolve()), *rest]
     job = Job(
         command=command,

@@ -117,7 +117,8 @@ class Sampler(sessions.ElasticBatchSampler):
         self.given: collections.deque[list[int]] = collections.deque()
         self.is_short = self._shards is None
         if self.is_short:
-            step = self._fixed or (self.rank_batch or 1) * notes.settings.ranks
+            # In all runs alike: of three ranks at most.
+            step = self._fixed or 3 * (self.rank_batch or 1)
             # The last step of an epoch is half of one.
             rest = step // 2 if step > 3 and not self.drop_last else 0
             self.length = min(self.length, notes.settings.epoch_steps * step - rest)
