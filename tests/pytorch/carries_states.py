@@ -281,6 +281,24 @@ def rank(port, number, folder):
     assert torch.allclose(both, alone, rtol=1e-9), (both, alone)
 
 
+def commits_frozen_weights_once():
+    """Such as those beside LoRA's: again only when the script has changed them."""
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 2))
+    model[0].requires_grad_(False)
+    state = elastic.State(model=model, more=torch.zeros(3))
+    state.commit()
+    weight, _, trained, *_ = state._committed[1]
+    for change, copied in ((0, False), (1, True), (0, False)):
+        model[0].weight.data.add_(change)
+        weight.fill_(7)
+        trained.fill_(7)
+        state.commit()
+        assert torch.equal(weight, model[0].weight) is copied and torch.equal(trained, model[1].weight)
+    state.commit()
+    state.restore()
+    assert (model[0].weight == 7).all()
+
+
 def refusals():
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -309,4 +327,5 @@ if __name__ == "__main__":
         for which in (0, 1):
             alone.learn(which, rows_of(step, 0, 1), lambda model: None)
     assert torch.allclose(looped[0], alone.end(), rtol=1e-9), (looped[0], alone.end())
+    commits_frozen_weights_once()
     refusals()
