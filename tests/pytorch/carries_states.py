@@ -241,19 +241,20 @@ def own_loop(agent, number):
         loop._meet_at_the_end = lambda: None
 
 
-def asides(agent, number, first):
-    """Rank 1 joins while rank 0 is aside, and is in its first step while rank 0 is so again; or, with `first`, the other
-    way around."""
+def asides(agent, number, joins):
+    """Rank 1 joins while rank 0 is aside, and is in its first step while rank 0 is so again; or the other way around; or
+    it joins after a step of rank 0, which is aside then."""
     joins_later(agent, number)
     state = elastic.State(sum=0.0)
     with elastic.Loop(state, loss_timeout=0.1) as loop:
-        if first:
+        if joins == "into its own":
             with loop.aside():
                 time.sleep(0.3 * number)
         while loop.step_number < 4:
+            worker.forming = lambda: 1 if loop.step_number == 1 and joins == "after a step" else None
             with loop.step():
                 state.sum += loop.mean(1.0 + number)
-            for _ in range(2 - first if loop.step_number == 2 and number == 0 else 0):
+            for _ in range(1 + (joins == "into the other's") if loop.step_number == 2 and number == 0 else 0):
                 with loop.aside():
                     waits_for_the_other(agent, loop)
                     time.sleep(0.3)
@@ -277,8 +278,8 @@ def rank(port, number, folder):
     both = contrastive(micro_batch=5)
     ranks.refused("in one batch", lambda: contrastive(micro_batch=3), RuntimeError)
     own_loop(ranks.Agent(port, number, 2, 1, first_round=60), number)
-    asides(ranks.Agent(port, number, 2, 1, first_round=80), number, first=False)
-    asides(ranks.Agent(port, number, 2, 1, first_round=90), number, first=True)
+    for at, joins in enumerate(("into the other's", "into its own", "after a step")):
+        asides(ranks.Agent(port, number, 2, 1, first_round=80 + 10 * at), number, joins)
     ranks.alone()
     alone = contrastive(micro_batch=10)
     assert torch.allclose(both, alone, rtol=1e-9), (both, alone)
