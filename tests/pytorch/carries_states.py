@@ -241,17 +241,20 @@ def own_loop(agent, number):
         loop._meet_at_the_end = lambda: None
 
 
-def two_asides(agent, number):
-    """Rank 1 joins during the first, and is in a step when rank 0 is in the second one, or still in one of its own."""
+def asides(agent, number, joins):
+    """Rank 1 joins while rank 0 is aside, and is in its first step while rank 0 is so again; or the other way around; or
+    it joins after a step of rank 0, which is aside then."""
     joins_later(agent, number)
     state = elastic.State(sum=0.0)
     with elastic.Loop(state, loss_timeout=0.1) as loop:
-        with loop.aside():
-            time.sleep(number)
+        if joins == "into its own":
+            with loop.aside():
+                time.sleep(0.3 * number)
         while loop.step_number < 4:
+            worker.forming = lambda: 1 if loop.step_number == 1 and joins == "after a step" else None
             with loop.step():
                 state.sum += loop.mean(1.0 + number)
-            for _ in range(2 if loop.step_number == 2 and number == 0 else 0):
+            for _ in range(1 + (joins == "into the other's") if loop.step_number == 2 and number == 0 else 0):
                 with loop.aside():
                     waits_for_the_other(agent, loop)
                     time.sleep(0.3)
@@ -275,10 +278,29 @@ def rank(port, number, folder):
     both = contrastive(micro_batch=5)
     ranks.refused("in one batch", lambda: contrastive(micro_batch=3), RuntimeError)
     own_loop(ranks.Agent(port, number, 2, 1, first_round=60), number)
-    two_asides(ranks.Agent(port, number, 2, 1, first_round=80), number)
+    for at, joins in enumerate(("into the other's", "into its own", "after a step")):
+        asides(ranks.Agent(port, number, 2, 1, first_round=80 + 10 * at), number, joins)
     ranks.alone()
     alone = contrastive(micro_batch=10)
     assert torch.allclose(both, alone, rtol=1e-9), (both, alone)
+
+
+def commits_frozen_weights_once():
+    """Such as those beside LoRA's: again only when the script has changed them."""
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 2))
+    model[0].requires_grad_(False)
+    state = elastic.State(model=model, more=torch.zeros(3))
+    state.commit()
+    weight, _, trained, *_ = state._committed[1]
+    for change, copied in ((0, False), (1, True), (0, False)):
+        model[0].weight.data.add_(change)
+        weight.fill_(7)
+        trained.fill_(7)
+        state.commit()
+        assert torch.equal(weight, model[0].weight) is copied and torch.equal(trained, model[1].weight)
+    state.commit()
+    state.restore()
+    assert (model[0].weight == 7).all()
 
 
 def refusals():
@@ -309,4 +331,5 @@ if __name__ == "__main__":
         for which in (0, 1):
             alone.learn(which, rows_of(step, 0, 1), lambda model: None)
     assert torch.allclose(looped[0], alone.end(), rtol=1e-9), (looped[0], alone.end())
+    commits_frozen_weights_once()
     refusals()

@@ -150,8 +150,8 @@ def lines(word):
 
 
 def seen():
-    """What the applied steps have used. Each sample was read once at least. Returns what was drawn for each, and the reads
-    beyond one."""
+    """Sees that each sample was used once by the applied steps. Returns what was drawn for each, and the reads beyond
+    one."""
     applied = {one["applied"]: one["round"] for one in lines("applied")}
     drawn = {}
     for one in lines("ids"):
@@ -196,7 +196,8 @@ def all_scenarios(port):
     scenario(port, 1, lambda agent, number: train(number))
     reference, again = seen()
     assert not again and len(set(reference.values())) == len(EVERY), again
-    for how in ({"rank_batch": 5}, {"global_batch": 7, "micro_batch": 2}, {"rank_batch": 3, "lanes": 2}):
+    sizes = {"rank_batch": 5}, {"global_batch": 7, "micro_batch": 2}, {"rank_batch": 3, "lanes": 2}, {"global_batch": 1}
+    for how in sizes:
         for kind in (plain, Keeps):
             scenario(port, 2, lambda agent, number: train(number, kind, **how))
             drawn, again = seen()

@@ -22,7 +22,7 @@ class Asking(Elastic):
     def evaluate(self, loader: DataLoader, measure: Callable[[Any], Any]) -> torch.Tensor | None:
         """The sum of what `measure` gives for each batch, over all batches of a loader: each is read by one rank. Every
         rank calls this after the same step, as with `aside`, and gets the same sum, in double precision. If the group
-        changes meanwhile, each rank reads all batches. None if there is no batch.
+        changes meanwhile or just before, and before its first step, each rank reads all batches. None if there is none.
 
         ::
 

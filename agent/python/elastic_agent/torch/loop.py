@@ -290,7 +290,9 @@ class Loop(Elastic):
         else:
             self._disk.may_change()
             self._state.restore()
-        if not self._changes():
+        # Workers that have just come begin with a step, whatever this one does before its next.
+        step.moved = self._changes()
+        if not step.moved:
             self._members.longest_step = max(0.9 * self._members.longest_step, time.monotonic() - step.began)
 
     def mean_gradients(self, model: torch.nn.Module) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from ..batches import ElasticBatchSampler
 from . import tree
+from .frozen import Frozen
 from .group import Group
 from .snapshots import fingerprint
 
@@ -39,6 +40,8 @@ class State:
                 raise ValueError(f"a part of a state cannot have the name {name!r}: give it another")
         vars(self).update(parts)
         self._committed: tuple[Any, list[torch.Tensor]] | None = None
+        # Weights that are not trained are copied again only when they change.
+        self._frozen, self._changes = Frozen(()), dict[int, int]()
 
     def state_dict(self) -> dict[str, Any]:
         """The values of all parts. Tensors are those of the parts."""
@@ -69,8 +72,13 @@ class State:
         forms = [[(one.shape, one.dtype, one.device) for one in some] for some in (kept, tensors)]
         if forms[0] != forms[1]:
             kept = [torch.empty_like(one) for one in tensors]
+            models = (one for one in leaves(self) if isinstance(one, torch.nn.Module))
+            self._frozen, self._changes = Frozen(one for model in models for one in model.parameters()), {}
+        before, self._changes = self._changes, self._frozen.changes()
         for place, one in zip(kept, tensors):
-            place.copy_(one)
+            at = one.data_ptr()
+            if at not in self._changes or before.get(at) != self._changes[at]:
+                place.copy_(one)
         self._committed = description, kept
 
     def restore(self) -> None:

@@ -58,13 +58,13 @@ class Streams:
         open: the samples of a source. If these, or their iterator, have `state_dict` and `load_state_dict`, a position is
         that state: plain values, and a few. Else it is a number of samples, which are read and skipped. What has `close`
         is closed after use.
-        rank_batch or global_batch: the most samples of a step, on each rank or in the whole group. micro_batch: a rank
-        gets more of them in several batches, whose gradients add up.
+        rank_batch or global_batch: the most samples of a step, on each rank or in the whole group, where each rank has
+        one. micro_batch: a rank gets more of them in several batches, whose gradients add up.
         lanes: how many sources a rank reads in turns, a sample of each.
         shuffle: each epoch has its own order of sources, which depends on `seed`. Samples are not mixed within a source.
         collate_fn: makes a batch of samples, as a DataLoader's does."""
         if (rank_batch is None) == (global_batch is None):
-            raise ValueError("give rank_batch, the most samples of a step on each rank, or global_batch, in the whole group")
+            raise ValueError("give rank_batch, the most samples of a step on a rank, or global_batch, those of the group")
         if any(one is not None and one < 1 for one in (rank_batch, global_batch, micro_batch, lanes)):
             raise ValueError("rank_batch, global_batch, micro_batch and lanes are 1 or more")
         if not sources:
@@ -109,7 +109,8 @@ class Streams:
         """Continues where a group was, whatever its size. Raises ValueError for a state of other sources."""
         for name, here in self.facts().items():
             if state.get(name) != here:
-                raise ValueError(f"the state to continue from is of streams with {name} {state.get(name)}, here it is {here}")
+                was = state.get(name)
+                raise ValueError(f"the state to continue from is of streams with {name} {was}, here it is {here}")
         if state["epoch"] != self.epoch:
             self.close()
         self.epoch, self.position = state["epoch"], state["position"]
@@ -142,7 +143,7 @@ class Streams:
         self._told = [json.loads(one) for one in reports]
 
     def advance(self) -> None:
-        """The step is applied: the ranks are where they have reported. After the last of an epoch, the next one begins."""
+        """The step is applied: the ranks are where they have reported. After the last of an epoch the next begins."""
         told, self._told = self._told, []
         self.position += sum(one["samples"] for one in told)
         self._at = {lane: (place, where) for one in told for lane, place, where in one["at"]}
@@ -165,7 +166,7 @@ class Streams:
         if self._fixed is None:
             return self.rank * self.rank_batch, self.rank_batch
         first, end = (self._fixed * rank // self.world_size for rank in (self.rank, self.rank + 1))
-        return first, end - first
+        return first, max(end - first, 1)
 
     def _read(self, most: int) -> list[Any]:
         """The next samples of this rank's lanes. Notes where these are then."""
