@@ -52,7 +52,7 @@ def double(number):
     return 2 * number
 
 if __name__ == "__main__":
-    status = dict(line.strip().split(":\t", 1) for line in open("/proc/self/status") if ":\t" in line)
+    status = dict(line.rstrip("\n").split(":\t", 1) for line in open("/proc/self/status") if ":\t" in line)
     facts = {
         "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "file": __file__, "package": __package__,
         "spec": getattr(__spec__, "name", None), "loader": type(__loader__).__name__,
@@ -130,6 +130,8 @@ async fn are_the_same(agent: &mut Agent, commands: &[&[&str]]) {
     let mut executed = Vec::new();
     for words in commands {
         executed.push(agent.run(words).await);
+        let runs = words.iter().any(|word| ["facts.py", "./folder", "package.deep"].contains(word));
+        assert!(!runs || executed.last().is_some_and(|ended| ended.0 == 0), "{executed:?}");
     }
     agent.nursery("json,decimal").await.unwrap();
     for (words, executed) in commands.iter().zip(executed) {
