@@ -217,12 +217,12 @@ def _run(command: list[bytes]) -> None:
 
 
 def _run_script(script: str, module: types.ModuleType) -> None:
-    if pkgutil.get_importer(script) is not None:
+    path = os.path.join(os.getcwd(), script)
+    if pkgutil.get_importer(path) is not None:
         # A folder or an archive that has a `__main__`.
-        sys.path[0] = script
+        sys.path[: 0 if getattr(sys.flags, "safe_path", False) else 1] = [path]
         runpy._run_module_as_main("__main__", False)
         return
-    path = os.path.abspath(script)
     try:
         with io.open_code(path) as file:
             source = file.read()
