@@ -162,7 +162,8 @@ def lags(number):
     newcomer = Newcomer()
     begins = train(number)
     print(f"it began at step {begins}; of {newcomer.compared} tensors it lacked {len(newcomer.wanted)}")
-    assert begins > feed._STEPS and len(newcomer.wanted) > 5, newcomer.wanted
+    # It was given up, perhaps before anything had come.
+    assert begins > feed._STEPS and (not newcomer.compared or len(newcomer.wanted) > 5), newcomer.wanted
 
 
 def rank(port, number, case, first):

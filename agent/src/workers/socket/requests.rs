@@ -124,12 +124,7 @@ pub(super) async fn answer(
         }
         FromWorker::RunningRound { id } => {
             let (shared, answers) = (Arc::clone(shared), line.clone());
-            return Some(Box::pin(async move {
-                let running = running_round(&shared).await;
-                let left = shared.state().ahead.map(|until| until.saturating_duration_since(Instant::now()));
-                let left_ms = left.unwrap_or_default().as_millis() as u64;
-                drop(answers.send(ToWorker::RunningRound { id, left_ms, running }.into()).await);
-            }));
+            return Some(Box::pin(async move { drop(answers.send(running_round(&shared, id).await.into()).await) }));
         }
         FromWorker::Finished { finished } => {
             shared.state().finished = Some(finished);
@@ -205,9 +200,16 @@ async fn steps_done(shared: &Shared, id: u64) -> ToWorker {
     }
 }
 
+/// The round that other nodes run, and the time until workers that start ahead must register: the answer to request `id`.
+async fn running_round(shared: &Shared, id: u64) -> ToWorker {
+    let running = running(shared).await;
+    let left = shared.state().ahead.map(|until| until.saturating_duration_since(Instant::now()));
+    ToWorker::RunningRound { id, left_ms: left.unwrap_or_default().as_millis() as u64, running }
+}
+
 /// The round that other nodes run, with this host introduced to its store. None if none runs, or only what an agent
 /// with `--fresh` leaves behind.
-async fn running_round(shared: &Shared) -> Option<Running> {
+async fn running(shared: &Shared) -> Option<Running> {
     let store = shared.rendezvous.store().filter(|_| !shared.fresh || shared.state().first_round.is_some())?;
     let JobPaths { job, keys, .. } = &shared.paths;
     let round = Versioned::<RoundRecord>::parse(&store.get(&keys.round()).await.ok()??).ok()?.value;
