@@ -6,6 +6,7 @@
 mdBook wants its pages below one folder with SUMMARY.md at its top, and links lead from docs/ to other folders. So this
 copies the pages, and the files that they link to, into FOLDER/book-pages, each at its own path.
 """
+import glob
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "tex
 import markdown
 
 SUMMARY = "docs/SUMMARY.md"
+DECISIONS = "docs/decisions"
 
 
 def wanted():
@@ -31,6 +33,13 @@ def wanted():
     return pages | {path for path in files if path and os.path.isfile(path)}
 
 
+def decisions():
+    """The entries of all decisions, in the order of their files' names."""
+    for path in sorted(glob.glob(f"{DECISIONS}/0*.md")):
+        with open(path) as page:
+            yield f"  - [{page.readline().lstrip('# ').strip()}]({path})\n"
+
+
 def main(mdbook, folder):
     pages = os.path.join(folder, "book-pages")
     shutil.rmtree(pages, ignore_errors=True)
@@ -39,6 +48,8 @@ def main(mdbook, folder):
         shutil.copy(path, os.path.join(pages, path))
     with open(SUMMARY) as page:
         contents = re.sub(r"\]\(([^)]+)\)", lambda link: f"]({markdown.target(SUMMARY, link[1])[0]})", page.read())
+    listed = re.search(rf".*\({DECISIONS}/README\.md\)\n", contents)
+    contents = contents[: listed.end()] + "".join(decisions()) + contents[listed.end() :]
     with open(os.path.join(pages, "SUMMARY.md"), "w") as page:
         page.write(contents)
     book = os.path.join(os.path.abspath(folder), "book")
