@@ -18,7 +18,7 @@ const FAULTS: [(&str, &str, &str); 16] = [
     ("trainer.py clips", "a batch that is not the last of its step", "session.step()"),
     ("trainer.py sums", "the loss is the sum over the batch", ""),
     ("trainer.py counts", "the training is another", ""),
-    ("rl.py own", "all ranks must call the same in the same order", ""),
+    ("rl.py own", " has left the loop", ""),
     ("fsdp.py plain", "fully_shard", ""),
     ("augments.py mixes", "the loop draws from Python's random", ""),
     ("augments.py clock", "not repeatable", ""),

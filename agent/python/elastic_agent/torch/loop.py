@@ -235,6 +235,10 @@ class Elastic:
             self._next_group(why)
 
 
+# What a rank of a `Loop` does.
+_ASKS, _ENDS_STEP, _LEAVES = "asks the others for a sum", "ends its step", "has left the loop"
+
+
 class Loop(Elastic):
     """A training loop of the script's own, such as that of two models or of reinforcement learning, on a group of ranks
     that may change at any time.
@@ -271,7 +275,7 @@ class Loop(Elastic):
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Around a step, which ends with a commit. If a peer is lost, the state is that of the last commit again, and
-        `step_number` is as before. Raises RuntimeError if other ranks have left the loop."""
+        `step_number` is as before. Raises RuntimeError if other ranks do something else."""
         self._close_loop()
         self._step = step = Step([])
         self._begun = self._in_step = True
@@ -303,27 +307,32 @@ class Loop(Elastic):
     def _ask_all(self, operation: Callable[[Group], Any], own: Any) -> Any:
         if not self._in_step:
             raise RuntimeError("ask other ranks within `with loop.step()`: workers that join later do only that, too")
+        self._vote(_ASKS)
         return operation(self._members.group)
 
     def _close_loop(self) -> None:
         if self._in_step:
             raise RuntimeError("another step, and `aside`, are for after the end of `with loop.step()`")
 
-    def _vote(self, *, ended: bool = False) -> Votes:
-        group = self._members.group
+    def _vote(self, does: str = _ENDS_STEP) -> Votes:
+        """Tells the others what this rank does now: sums of other sizes would end all processes."""
+        group, kinds = self._members.group, [_ASKS, _ENDS_STEP, _LEAVES]
         places = torch.zeros(room(group.size), dtype=torch.float64)
-        Vote(worker.forming() is not None, self._members.departure.asked, ended).write(places, group.rank)
+        changing, leaving = worker.forming() is not None, self._members.departure.asked
+        Vote(changing, leaving, does == _LEAVES, mark=kinds.index(does)).write(places, group.rank)
         group.finish(group.start_sum(places))
         votes = Votes.read(places)
-        if 0 < votes.ended < group.size:
-            raise RuntimeError(
-                f"some ranks have left the loop after step {self.step_number}, and others have not: leave it by what is "
-                "the same on all, such as step_number, the state, or loop.agree(…)"
-            )
+        for rank, mark in enumerate(votes.marks):
+            if kinds[mark] != does:
+                raise RuntimeError(
+                    f"after {self.step_number} steps rank {group.rank} {does}, and rank {rank} {kinds[mark]}: do the same "
+                    "on all ranks, in one order, by what is the same on all, such as step_number, the state, or "
+                    "loop.agree(…)"
+                )
         return votes
 
     def _meet_at_the_end(self) -> None:
-        self._vote(ended=True)
+        self._vote(_LEAVES)
 
     def _tell_group(self) -> None:
         super()._tell_group()
