@@ -349,7 +349,7 @@ def share(
     for at, sender in zip(wanted, _senders([described[at] for at in wanted], holders)):
         parts.setdefault(sender, []).append(tensors[at])
     if receives:
-        works = [group.start_receive(map(tree.as_bytes, some), sender) for sender, some in parts.items()]
+        works = [group.start_receive([tree.as_bytes(one) for one in some], sender) for sender, some in parts.items()]
     else:
         own = list(map(tree.as_bytes, parts.get(group.rank, ())))
         works = [group.start_send(own, rank) for rank in receivers if own]
