@@ -21,12 +21,7 @@ impl Mvcc {
         check_duplicates(&txn.failure)?;
         let succeeded = txn.compare.iter().all(|compare| self.holds(compare));
         let requests = if succeeded { &txn.success } else { &txn.failure };
-        self.check_puts(requests)?;
-        for request in requests {
-            if let MvccRequest::Range(range) = request {
-                self.check_range(range)?;
-            }
-        }
+        self.check(requests)?;
         let at = self.revision.next();
         let responses = requests.iter().map(|request| self.run(at, request)).collect();
         self.commit(at);
@@ -41,14 +36,20 @@ impl Mvcc {
         found.all(|record| relates(compare, Some(record)))
     }
 
-    /// Refuses puts that lack what they need, and growth beyond the bounds. What does not grow is let through, so that
-    /// a full store can still be used.
-    fn check_puts(&self, requests: &[MvccRequest]) -> Result<(), Error> {
+    /// Refuses what cannot be read, puts that lack what they need, and growth beyond the bounds. What does not grow is
+    /// let through, so that a full store can still be used. Of several faults it names the one that etcd 3.7 names.
+    fn check(&self, requests: &[MvccRequest]) -> Result<(), Error> {
         let (mut gained, mut given_up, mut keys) = (0, 0, 0);
         for request in requests {
-            let MvccRequest::Put(put) = request else { continue };
+            let put = match request {
+                MvccRequest::Put(put) => put,
+                MvccRequest::Range(range) => {
+                    self.check_range(range)?;
+                    continue;
+                }
+                MvccRequest::Delete(_) => continue,
+            };
             let old = self.live.get(put.key.as_slice());
-            // In this order since etcd 3.7.
             if let PutLease::On(lease) = put.lease
                 && !self.leases.exists(lease)
             {
