@@ -72,7 +72,11 @@ pub(crate) fn localize_event(event: &mut PbEvent, base: i64) {
 
 fn localize_range(range: &mut PbRangeResponse, base: i64) {
     range.header = None;
-    range.kvs.iter_mut().for_each(|kv| localize(kv, base));
+    for kv in &mut range.kvs {
+        localize(kv, base);
+        // Etcd 3.7 reads keys without values from its index, which has no leases.
+        kv.lease = if kv.value.is_empty() { 0 } else { kv.lease };
+    }
 }
 
 fn localize_txn(txn: &mut PbTxnResponse, base: i64) {

@@ -325,9 +325,8 @@ class Loop(Elastic):
         for rank, mark in enumerate(votes.marks):
             if kinds[mark] != does:
                 raise RuntimeError(
-                    f"after {self.step_number} steps rank {group.rank} {does}, and rank {rank} {kinds[mark]}: do the same "
-                    "on all ranks, in one order, by what is the same on all, such as step_number, the state, or "
-                    "loop.agree(…)"
+                    f"after {self.step_number} steps rank {group.rank} {does}, and rank {rank} {kinds[mark]}: do the "
+                    "same on all ranks, by what is the same on all, such as step_number, the state, or loop.agree(…)"
                 )
         return votes
 
