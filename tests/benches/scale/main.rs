@@ -169,7 +169,7 @@ async fn crowd(size: u32) -> Result<()> {
 }
 
 /// Starts the machine's own etcd for up to [`MOST_ON_ANY`] nodes; an etcd 3.4 is too slow for more. For more nodes it
-/// starts the etcd 3.5 that setup fetches. (That etcd, 3.5.1, dies when clients give up reads.)
+/// starts the etcd 3.5 that setup fetches.
 async fn start_etcd(size: u32) -> EtcdServer {
     let binary = if size > MOST_ON_ANY { etcd_of("3.5") } else { None };
     EtcdServer::start(EtcdOptions { binary, ..EtcdOptions::default() }).await
