@@ -56,7 +56,7 @@ const FOUND_AT: &[(&str, u64)] = &[
     ("a_successor_is_always_a_member", Family::ROLES + 525),
     ("fence_by_the_newer_proof", Family::EXCLUSIONS + 107),
     ("word_without_age", Family::ROLES + 173),
-    ("heard_from_receipt", Family::ROLES + 4_989),
+    ("heard_from_receipt", Family::ROLES + 1_719),
     ("proven_by_the_answer", Family::ROLES + 85),
     ("reclaimed_in_spite_of_a_tombstone", Family::ROLES + 697),
     ("a_pause_lets_workers_rest", Family::PAUSES + 248),

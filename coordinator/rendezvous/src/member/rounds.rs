@@ -61,11 +61,17 @@ impl Member {
         self.end(End::StoreLost(why.to_owned()), out);
     }
 
+    /// Whether the group's last round is the one that this node had its last seat in. A restored store may have another
+    /// round of the same number: its plan tells them apart.
+    fn had_seat_in(&self, sealed: Option<Sealed>) -> bool {
+        // mutant plans_of_a_number_are_one: sealed.plan => self.seat.known.map_or(sealed.plan, |known| known.1)
+        sealed.is_some_and(|sealed| self.seat.known == Some((sealed.number, sealed.plan)))
+    }
+
     fn round_forms(&mut self, now: Time, round: &RoundRecord, out: &mut Out) {
-        let left = round.sealed.map(|sealed| sealed.number);
         match self.mode {
             Mode::Starting(own) | Mode::Running(own) | Mode::Done(own) | Mode::Failed(own, _) => {
-                if left != Some(own) {
+                if !self.had_seat_in(round.sealed) {
                     return self.left_behind(out);
                 }
                 if round.leaving.contains(&self.setup.record.name) {
@@ -84,7 +90,7 @@ impl Member {
                 }
             }
             Mode::Leaving(own, None) => {
-                if left == Some(own) {
+                if self.had_seat_in(round.sealed) {
                     self.say_forming(round, out);
                     self.mode = Mode::Leaving(own, Some(round.number));
                 } else {
@@ -93,7 +99,7 @@ impl Member {
             }
             // Everybody of the last round counts as gone, this node too: it stopped, and its key went with its lease. It
             // comes as a newcomer, and those need no workers.
-            Mode::Waiting(Some(_)) if left.is_none() => {
+            Mode::Waiting(Some(_)) if round.sealed.is_none() => {
                 self.stop(out);
                 self.mode = Mode::Waiting(None);
                 self.own.lost_track();
@@ -137,8 +143,8 @@ impl Member {
 
     fn round_runs(&mut self, round: &RoundRecord, out: &mut Out) {
         match self.mode {
-            Mode::Starting(own) | Mode::Running(own) | Mode::Done(own) | Mode::Failed(own, _)
-                if own != round.number =>
+            Mode::Starting(_) | Mode::Running(_) | Mode::Done(_) | Mode::Failed(..)
+                if !self.had_seat_in(round.sealed) =>
             {
                 self.left_behind(out);
             }

@@ -46,6 +46,7 @@ impl Service {
             let _ = self.mvcc.apply(time, &Txn::of([Op::put("/other", "")]));
         }
         self.told = self.mvcc.revision();
+        self.ask_again();
         self.expiry_at = u64::MAX;
     }
 

@@ -74,6 +74,8 @@ pub(crate) struct Watch {
     pub(crate) term: Option<Revision>,
     scope: Scope,
     next: Revision,
+    /// From where its process asks again when the store comes back: after the last that it was sent.
+    pub(crate) asked: Revision,
     /// When the last update arrives: the next one does not overtake it.
     pub(crate) free_at: u64,
     /// Broken until then.
@@ -195,6 +197,7 @@ impl Service {
             term,
             scope,
             next: from,
+            asked: from,
             free_at: 0,
             broken_until: 0,
             waiting: false,
@@ -210,13 +213,20 @@ impl Service {
             return None;
         }
         let from = std::mem::replace(&mut watch.next, revision.next());
-        match self.mvcc.events(&Span::from(&watch.scope), from) {
-            Ok(events) => {
-                let events: Vec<Event> = events.map(Event::from).collect();
-                (!events.is_empty()).then_some(WatchUpdate::Events(events))
-            }
-            Err(_) => Some(WatchUpdate::Snapshot { revision, values: self.mvcc.snapshot(&watch.scope) }),
-        }
+        let update = match self.mvcc.events(&Span::from(&watch.scope), from) {
+            Ok(events) => WatchUpdate::Events(events.map(Event::from).collect()),
+            Err(_) => WatchUpdate::Snapshot { revision, values: self.mvcc.snapshot(&watch.scope) },
+        };
+        watch.asked = match &update {
+            WatchUpdate::Events(events) => events.last()?.revision().next(),
+            _ => watch.next,
+        };
+        Some(update)
+    }
+
+    /// The store restarts on other data: each process asks for what follows the last that it was sent.
+    pub(crate) fn ask_again(&mut self) {
+        self.watches.iter_mut().for_each(|watch| watch.next = watch.asked);
     }
 
     /// Everything that was written since the last call, and whether that is not only what was there before.

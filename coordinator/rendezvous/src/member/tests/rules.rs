@@ -106,16 +106,51 @@ fn a_node_that_missed_a_round_is_no_member_any_more() {
     }
 }
 
+/// Round 2 forms; round 1 was sealed by this plan.
+fn second_forms(modified: i64, plan: i64) -> KeyValue {
+    let sealed = json!({ "number": 1, "plan": plan, "nodes": 1 });
+    let record = json!({ "number": 2, "generation": 1, "state": "forming", "sealed": sealed, "reason": "r" });
+    round(3, modified, record)
+}
+
+#[test]
+fn workers_of_a_round_that_the_restored_store_holds_otherwise_are_killed_at_once() {
+    for (plan, command) in [(3, Command::Quiesce(setup().spec.timings.stop_grace)), (7, Command::Kill)] {
+        // Given a node at work in round 1, when round 2 forms after the round 1 of this plan
+        let out = running().step(NOW, news(second_forms(20, plan)));
+        // then its workers may wait for round 2 only where the plan is the one that they work by.
+        assert!(out.contains(&command.into()), "plan {plan}: {out:?}");
+    }
+}
+
+#[test]
+fn a_node_whose_workers_ended_reads_its_key_now_and_then() {
+    let failure = serde_json::from_value(json!({ "class": "lost", "message": "m" })).unwrap();
+    for outcome in [Outcome::Done, Outcome::Failed(failure)] {
+        // Given a node whose workers have ended, and whose key says so
+        let mut member = running();
+        member.step(NOW, GroupReport::Ended { round: 1, outcome }.into());
+        member.step(NOW, answer(Call::Own, true, 20, vec![Some(round(3, 12, sealed_round())), None]));
+        member.step(NOW, GroupReport::Stopped { master: None }.into());
+        // when nothing comes of it for longer than a lease lasts
+        let ttl = member.spec().timings.lease_ttl;
+        let reads = (1..=20).any(|beat| {
+            let out = member.step(NOW + ttl * beat / 10, MemberInput::Tick);
+            out.iter().any(|output| matches!(output, MemberOutput::Txn(Call::ReadBack, _)))
+        });
+        // then it reads what the store holds: a restored one may not have what it said.
+        assert!(reads);
+    }
+}
+
 #[test]
 fn a_node_that_the_restored_round_does_not_have_wants_a_place_like_a_newcomer() {
     // Given a node that waits for round 2, whose round 1 was sealed otherwise after the store was restored
     let mut member = running();
-    let restored = || {
-        let sealed = json!({ "number": 1, "plan": 7, "nodes": 1 });
-        round(3, 20, json!({ "number": 2, "generation": 1, "state": "forming", "sealed": sealed, "reason": "r" }))
-    };
-    member.step(NOW, news(restored()));
+    member.step(NOW, news(second_forms(13, 3)));
     member.step(NOW, MemberInput::Agent(GroupReport::Quiesced { master: None, whole: true }));
+    let restored = || second_forms(20, 7);
+    member.step(NOW, news(restored()));
     member.step(NOW, answer(Call::Own, true, 21, vec![Some(restored()), None]));
     assert_eq!(member.wanted().map(|own| own.round), Some(Some(2)));
     // when it finds no place of its own there
