@@ -61,10 +61,8 @@ impl Member {
         self.end(End::StoreLost(why.to_owned()), out);
     }
 
-    /// Whether the group's last round is the one that this node had its last seat in. A restored store may have another
-    /// round of the same number: its plan tells them apart.
+    /// Whether this node had its last seat in this round: a restored store may have another plan of its number.
     fn had_seat_in(&self, sealed: Option<Sealed>) -> bool {
-        // mutant plans_of_a_number_are_one: sealed.plan => self.seat.known.map_or(sealed.plan, |known| known.1)
         sealed.is_some_and(|sealed| self.seat.known == Some((sealed.number, sealed.plan)))
     }
 
@@ -142,14 +140,13 @@ impl Member {
     }
 
     fn round_runs(&mut self, round: &RoundRecord, out: &mut Out) {
-        match self.mode {
-            Mode::Starting(_) | Mode::Running(_) | Mode::Done(_) | Mode::Failed(..)
-                if !self.had_seat_in(round.sealed) =>
-            {
-                self.left_behind(out);
-            }
-            Mode::Waiting(Some(_)) if !self.workers.are_at_rest() => self.left_behind(out),
-            _ => {}
+        let is_behind = match self.mode {
+            Mode::Starting(_) | Mode::Running(_) | Mode::Done(_) | Mode::Failed(..) => !self.had_seat_in(round.sealed),
+            Mode::Waiting(Some(_)) => !self.workers.are_at_rest(),
+            _ => false,
+        };
+        if is_behind {
+            self.left_behind(out);
         }
     }
 
@@ -183,8 +180,7 @@ impl Member {
 
     /// Looks up its place in a sealed round it has not checked yet.
     pub(super) fn look_up_seat(&mut self, out: &mut Out) {
-        let Some(round) = &self.round else { return };
-        let Some(sealed) = round.value.sealed else { return };
+        let Some(sealed) = self.round.as_ref().and_then(|round| round.value.sealed) else { return };
         let looked = self.seat.known == Some((sealed.number, sealed.plan));
         let waiting = matches!(self.mode, Mode::Waiting(_)) && self.workers.are_at_rest();
         if looked || !waiting || self.own.created().is_none() {

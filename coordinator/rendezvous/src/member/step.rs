@@ -453,9 +453,7 @@ impl Member {
     /// Whether it waits without workers and has nothing to write: only a read now and then tells it that it was evicted
     /// or refused, or that a restored store has not what it said last.
     pub(super) fn is_idle(&self) -> bool {
-        // mutant the_ended_never_read_back: matches!(self.mode, Mode::Done(_) | Mode::Failed(..)) => false
-        let ended = matches!(self.mode, Mode::Done(_) | Mode::Failed(..));
-        let waits = ended || matches!(self.mode, Mode::Waiting(_));
+        let waits = matches!(self.mode, Mode::Waiting(_) | Mode::Done(_) | Mode::Failed(..));
         self.workers == Workers::None && waits && self.own.created().is_some()
     }
 }

@@ -111,7 +111,8 @@ impl World {
                 Some(RoundState::Succeeded | RoundState::Closed) => return self.all_leave(),
                 _ => self.top_up(),
             }
-            if let Some(round) = round.as_ref().filter(|round| !ran && self.blow.is_none() && self.runs_fully(round)) {
+            let is_calm = !ran && self.blow.is_none() && self.store.has_sent_all_news(self.now);
+            if let Some(round) = round.as_ref().filter(|round| is_calm && self.runs_fully(round)) {
                 if self.blows > 0 {
                     self.last_blow(round);
                 } else {

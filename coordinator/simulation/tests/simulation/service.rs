@@ -224,6 +224,11 @@ impl Service {
         Some(update)
     }
 
+    /// Whether no update of a watch is still under way: one from before all worked again may take seconds.
+    pub(crate) fn has_sent_all_news(&self, now: u64) -> bool {
+        self.watches.iter().all(|watch| watch.free_at <= now)
+    }
+
     /// The store restarts on other data: each process asks for what follows the last that it was sent.
     pub(crate) fn ask_again(&mut self) {
         self.watches.iter_mut().for_each(|watch| watch.next = watch.asked);
