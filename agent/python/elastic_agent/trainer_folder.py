@@ -16,7 +16,7 @@ _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)([.-].*)?\.(safetenso
 def newest_whole(folder: str | os.PathLike[str], say: Callable[[str], None]) -> str | None:
     """The newest whole `checkpoint-N` in a folder. A Trainer that is killed while it saves leaves a torn one, and so
     does a host that loses power: files are empty or cut short then. `get_last_checkpoint` takes such a one, and every
-    restart fails. `say` gets a line for each newer one that is passed over."""
+    restart fails. `say` gets a line for each newer one that is skipped."""
     found = []
     for one in pathlib.Path(folder).glob("checkpoint-*"):
         step = one.name.removeprefix("checkpoint-")
@@ -26,7 +26,7 @@ def newest_whole(folder: str | os.PathLike[str], say: Callable[[str], None]) -> 
         fault = fault_of(one)
         if fault is None:
             return str(one)
-        say(f"{one} is passed over: {fault}")
+        say(f"{one} is skipped: {fault}")
     return None
 
 

@@ -103,7 +103,7 @@ class _Agent:
         try:
             return self._wait(reply, timeout, message["type"])
         finally:
-            # An answer that comes too late is passed over.
+            # An answer that comes too late is skipped.
             with self._lock:
                 self._replies.pop(number, None)
 

@@ -47,7 +47,7 @@ class Checkpoints(unittest.TestCase):
         (self.folder / "checkpoint-100" / "optimizer.pt").write_bytes(b"")
         said = []
         self.assertEqual(newest_whole(self.folder, said.append), str(self.folder / "checkpoint-20"))
-        self.assertEqual(said, [f"{self.folder / 'checkpoint-100'} is passed over: optimizer.pt is empty"])
+        self.assertEqual(said, [f"{self.folder / 'checkpoint-100'} is skipped: optimizer.pt is empty"])
         self.assertIsNone(newest_whole(self.folder / "nothing", said.append))
 
     def test_each_file_that_is_torn_is_found(self):

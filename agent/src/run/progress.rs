@@ -1,5 +1,5 @@
-//! Tells the store how far the job has come, for `elasticctl` and dashboards: [`ProgressRecord`], for the whole job, by
-//! the node with group rank 0. Nothing waits for it, and nothing depends on it.
+//! Writes how far the job has come to the store, for `elasticctl` and dashboards: one [`ProgressRecord`] for the whole
+//! job, by the node with group rank 0. Nothing waits for it, and nothing depends on it.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::workers::socket::{Furthest, FurthestWorker};
 
-/// Time between two records of a round. So a thousand jobs cost their store a hundred writes a second.
+/// Time between two records of a round: a thousand jobs cost their store a hundred writes a second.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// The record that was last read or written.
@@ -27,12 +27,12 @@ enum Stored {
 #[derive(Clone, Copy)]
 struct Life {
     generation: u64,
-    /// When its round's key came into being: a job that was deleted gets no record.
+    /// Create revision of its round's key: a deleted job gets no record.
     created: Revision,
 }
 
-/// Hears of the job's [goodput](ProgressRecord::goodput) each time that this node looks whether to tell it; of `None`
-/// while it is for another node to tell, or not known yet.
+/// Gets the job's [goodput](ProgressRecord::goodput) each time this node checks for new steps; `None` while another node
+/// writes the record, or while it is unknown.
 pub(crate) type GoodputObserver = Arc<dyn Fn(Option<f64>) + Send + Sync>;
 
 pub(crate) struct JobProgress {
@@ -47,7 +47,7 @@ pub(crate) struct JobProgress {
 }
 
 impl JobProgress {
-    /// Of this job, as this node's workers report it.
+    /// The progress of this job, as this node's workers report it.
     pub(crate) fn new(
         store: Option<&Arc<dyn Store>>,
         keys: &Keys,
@@ -99,7 +99,7 @@ impl JobProgress {
         let (Some(store), Some(life)) = (&self.store, self.life) else { return Ok(()) };
         let Some(now) = self.seen(life.generation) else { return Ok(()) };
         let key = self.keys.progress();
-        // Who was cut off in the middle of a write does not know the record, and reads it.
+        // After a cancelled write the record is unknown: it is read again.
         for _ in 0..2 {
             if let Stored::Unknown = self.stored {
                 let found = store.get(&key).await?;
@@ -121,7 +121,7 @@ impl JobProgress {
         Ok(())
     }
 
-    /// What this node's workers have reported, if it is for this node to tell.
+    /// What this node's workers have reported, if this node writes the record.
     fn seen(&self, generation: u64) -> Option<RoundProgress> {
         let Furthest { round, progress, .. } = (self.furthest)().filter(|furthest| furthest.group_rank == 0)?;
         let (now, now_ms) = (elastic_store::clock::now(), elastic_store::clock::epoch_ms());
@@ -141,7 +141,7 @@ impl JobProgress {
     }
 }
 
-/// Whether the record does not say it yet, and is not of a later round.
+/// Whether the record lacks these steps, and is not of a later round.
 fn is_news(before: Option<&ProgressRecord>, now: &RoundProgress) -> bool {
     before.is_none_or(|before| before.round < now.round || (before.round == now.round && before.step != now.last.step))
 }

@@ -1,4 +1,4 @@
-//! Makes what a node needs to take part, out of the command line and this machine. Nothing is joined here.
+//! Builds what a node needs to join a job, from the command line and this machine. It joins nothing.
 
 use std::cell::LazyCell;
 use std::ffi::OsString;
@@ -43,7 +43,7 @@ use crate::workers_store::rank0_port::StoreHost;
 /// How long a connection from this agent to itself may take.
 const SELF: Duration = Duration::from_secs(1);
 
-/// Tells workers that the job's id was made up, so that it means nothing to the next start.
+/// Tells workers that the agent made up the job's id: the next start has another.
 const UNNAMED_ENV: &str = "ELASTIC_JOB_UNNAMED";
 
 /// Environment variables for the workers, in addition to those that tell a worker its place.
@@ -128,7 +128,7 @@ pub(super) fn job_paths(prefix: Option<&str>, job: &JobId) -> JobPaths {
     }
 }
 
-/// What an agent says that waits for its store.
+/// The message of an agent that waits for its store.
 pub(super) fn waits_for(rendezvous: &StoreChoice) -> String {
     let endpoints: Vec<String> = rendezvous.endpoints().iter().map(ToString::to_string).collect();
     format!("waiting for the store at {}", endpoints.join(", "))
@@ -151,7 +151,7 @@ pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result
     Ok((address, env))
 }
 
-/// What tells why no other node comes, for this node.
+/// Explains why no other node joins this one.
 pub(super) fn alone(options: &Options, keys: &Keys, node: NodeId, tls: Option<MutualTls>) -> Alone {
     let (store, nodes) = (options.store.clone(), options.spec.max_nodes);
     Alone { options: store, nodes, keys: keys.clone(), node, tls }
@@ -219,9 +219,8 @@ pub(super) async fn reached(options: &Options, host: String, listener: &TcpListe
     Err(anyhow::Error::msg(options.store.in_form(advice)))
 }
 
-/// The node's part in the job, in the protocol that the store speaks.
-/// The other end of `logs` hears who wants to read the workers' output; TorchElastic's protocol has nothing that proves
-/// who may.
+/// The node's driver, in the protocol that the store speaks. Requests to read the workers' output go to `logs`.
+/// TorchElastic's protocol cannot prove who may read it, so there are none.
 pub(super) fn participation(
     backend: &Backend,
     paths: &JobPaths,
@@ -254,7 +253,7 @@ pub(super) async fn job_spec(store: &dyn Store, keys: &Keys, own: Spec) -> Resul
     Ok(joined.and_then(|spec| Versioned::parse_spec(spec).ok()).map_or(own, |spec| spec.value))
 }
 
-/// The node's own record in the store, at the time when the node joins.
+/// The node's record in the store when it joins.
 pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint, slots: u32) -> NodeRecord {
     NodeRecord {
         name: identity.name.clone(),
@@ -270,7 +269,7 @@ pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint,
         failure: None,
         master: None,
         place: options.store.place,
-        // Known once they have.
+        // Known once workers have registered.
         warms_up: false,
         lacks_workers: false,
         finished: false,
@@ -288,7 +287,7 @@ fn digest(program: &Program) -> String {
     format!("{:016x}", identity::fnv1a(&text))
 }
 
-/// What a look at this machine must know of the node.
+/// What the check of this machine needs to know about the node.
 pub(super) fn preflight(options: &Options, workers: u32) -> preflight::Node {
     let logs = if let LogDir::At(folder) = &options.output.logs.dir { Some(folder.clone()) } else { None };
     preflight::Node {

@@ -32,7 +32,7 @@ class _Copy:
     tensors: list[torch.Tensor]
     saves: bool
     versions: list[int] = field(default_factory=list)
-    # Of what seldom changes, by its place in memory, how often it has.
+    # How often each tensor that seldom changes has changed, by its address.
     changes: dict[int, int] = field(default_factory=dict)
     # Set when all numbers of a GPU are on the host.
     moved: Any = None
@@ -59,7 +59,7 @@ class Keeper:
         layout: Layout | None = None,
         frozen: Frozen | None = None,
     ) -> None:
-        """facts: what tells this training's snapshots from another's; kept with each. folder: where snapshots go on
+        """facts: identify this training; kept with each snapshot. folder: where snapshots go on
         disk; the agent has what is in memory written there when no worker is left to resume from it. every: steps from
         one snapshot to the next. sharded: whether each rank has a part of the state; layout: which, if all tensors are
         divided alike. frozen: what is copied once."""
@@ -123,7 +123,7 @@ class Keeper:
                 found[one.at] = one
             except ValueError as error:
                 one.drop()
-                say(f"{error}; it is passed over")
+                say(f"{error}; it is skipped")
         return sorted(found.values(), key=lambda one: one.count, reverse=True)
 
     def share_with(self, neighbours: Neighbours | None) -> None:
@@ -281,10 +281,10 @@ class Keeper:
         if neighbours is None:
             return
         try:
-            goes_on, why = neighbours.share(snapshot, copies), "a rank has no memory for snapshots"
+            continues, why = neighbours.share(snapshot, copies), "a rank has no memory for snapshots"
         except Exception as error:  # noqa: BLE001: a peer is gone; training ends, or continues without copies.
-            goes_on, why = False, str(error).partition("\n")[0]
-        if not goes_on:
+            continues, why = False, str(error).partition("\n")[0]
+        if not continues:
             self._neighbours = None
             neighbours.leave()
             say(f"later parts are not copied to another node: {why}")
@@ -335,7 +335,7 @@ class Keeper:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Tells whose memory a tensor lies in. Of a sharded one it is that of this rank's part."""
+    """Identifies the memory that a tensor uses. Of a sharded tensor: the memory of this rank's part."""
     local = tensor.to_local() if is_sharded(tensor) else tensor
     return local.untyped_storage().data_ptr()
 

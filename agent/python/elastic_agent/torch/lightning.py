@@ -95,7 +95,7 @@ def newest_whole(folder: str | os.PathLike[str]) -> tuple[int, str | None]:
             step = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["global_step"]
         except Exception as error:  # noqa: BLE001: whatever is wrong with it, an older one may be whole.
             # Its directory is at its end: a file that was cut off has none.
-            say(f"{path} is passed over: {str(error).partition(chr(10))[0] or repr(error)}")
+            say(f"{path} is skipped: {str(error).partition(chr(10))[0] or repr(error)}")
             continue
         newest = max(newest, (step, str(path)), key=lambda one: one[0])
     return newest

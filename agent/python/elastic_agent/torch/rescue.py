@@ -28,7 +28,7 @@ def main() -> None:
         try:
             snapshot.check()
         except ValueError as error:
-            print(f"{error}; it is passed over", file=sys.stderr)
+            print(f"{error}; it is skipped", file=sys.stderr)
             continue
         path = arguments.dir / f"{checkpoints.name_of(snapshot.step, snapshot.round, '-rescued')}.pt"
         digest = checkpoints.write(path, snapshot.state())

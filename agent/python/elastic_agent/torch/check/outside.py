@@ -19,9 +19,9 @@ from .. import tree
 from ..loop import Elastic
 from ..state import Progress, State, leaves
 
-# What keeps a position of its own, and is no state.
+# Types with a position of their own, which are no state.
 _OTHERS = (Elastic, ElasticBatchSampler, State, DataLoader, torch.utils.data.Dataset)
-# The arguments of a session, by the modules of what they take.
+# The session's argument for a type, by the type's module.
 _ARGUMENTS = {"lr_scheduler": "scheduler", "grad_scaler": "scaler"}
 
 
@@ -36,7 +36,7 @@ class Outside:
         parts = list(leaves(training._state))
         modules = [module for one in parts if isinstance(one, torch.nn.Module) for module in one.modules()]
         tensors = [one for module in modules for one in (*module.parameters(False), *module.buffers(False))]
-        # With these objects their ids stay theirs.
+        # While these objects live, no other object gets their ids.
         self._inside = {id(one): one for one in (*parts, *modules, *tensors)}
         self._shapes = {one.shape for one in training.parameters() if one.numel() > 1}
         self._first: dict[tuple[str, int], tuple[Any, Any]] = {}
@@ -48,7 +48,7 @@ class Outside:
         for name, one, path in self._variables(list(frames)):
             if name in self._told or id(one) in self._inside or isinstance(one, _OTHERS):
                 continue
-            now = self._print_of(one)
+            now = self._fingerprint(one)
             if now is None:
                 continue
             _, first = self._first.setdefault((name, id(one)), (one, now))
@@ -72,8 +72,8 @@ class Outside:
                         for attribute, part in list(vars(one).items()):
                             yield f"{name}.{attribute}", part, path
 
-    def _print_of(self, one: Any) -> Any:
-        """What tells whether it has changed; None for what holds no state."""
+    def _fingerprint(self, one: Any) -> Any:
+        """A value that differs once the object has changed; None for an object without state."""
         if isinstance(one, torch.nn.Module):
             found = [part for part in one.parameters() if id(part) not in self._inside]
             return [self._sums_of(part) for part in found] or None
