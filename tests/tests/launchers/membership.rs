@@ -15,7 +15,8 @@ cases! {
     a_group_continues_without_a_killed_node = "the ranks are [\"0-of-1-a\"]"
     a_killed_node_is_replaced = "both work again"
     the_node_of_rank_0_may_be_killed = "the two work"
-    a_spare_waits_takes_over_and_ends_well = "one takes over"
+    // torchrun's spare takes over too late, or takes over and the other one ends with code 1.
+    a_spare_waits_takes_over_and_ends_well = ""
 }
 
 /// Workers that say where they are, of which node and in which world, and continue until a file ends them.
@@ -111,7 +112,6 @@ async fn the_node_of_rank_0_may_be_killed(launcher: Launcher) {
     scene.end_well(nodes.iter_mut().enumerate().filter(|(at, _)| *at != zeroth).map(|(_, node)| node)).await;
 }
 
-/// torchrun's spare takes over, but ends with exit code 1 if it is never needed.
 async fn a_spare_waits_takes_over_and_ends_well(launcher: Launcher) {
     let scene = Scene::new(launcher, STAY);
     let (_server, rendezvous) = Rendezvous::etcd(&scene.launcher, "etcd-v2").await;
