@@ -62,8 +62,8 @@ const FOUND_AT: &[(&str, u64)] = &[
     ("a_pause_lets_workers_rest", Family::PAUSES + 248),
     ("who_rests_is_not_paused", Family::PAUSES + 428),
     ("held_for_ever", Family::ROLES + 179),
-    ("rounds_go_back", Family::RESTORES + 665),
-    ("a_node_does_not_notice_a_restore", Family::RESTORES + 446),
+    ("rounds_go_back", Family::RESTORES + 1_891),
+    ("a_node_does_not_notice_a_restore", Family::RESTORES + 964),
     ("evicted_though_heard", Family::RESTORES + 2_365),
 ];
 

@@ -54,6 +54,13 @@ pub(super) fn acted_on(now: Time, keys: &Keys, view: &View, txn: &Txn) -> Result
     Ok(())
 }
 
+/// Whether a transaction is the first part of a decision: it evicts, and the round's record is still to come.
+pub(super) fn only_evicts(keys: &Keys, txn: &Txn) -> bool {
+    let (evictions, round) = (keys.evictions(), keys.round());
+    let mut puts = txn.then.iter().filter_map(|op| if let Op::Put { key, .. } = op { Some(key) } else { None });
+    puts.clone().any(|key| key.starts_with(&evictions)) && puts.all(|key| *key != round)
+}
+
 /// A leader keeps what its watch has told it, whatever it reads or does meanwhile.
 pub(super) fn kept(view: &View, told: impl Iterator<Item = (NodeId, Revision)>) -> Result<(), String> {
     for (node, revision) in told {

@@ -43,6 +43,8 @@ pub(crate) struct Promises {
     /// History was lost then, and someone may still act on what is not true any more. Until no one can, what is written
     /// keeps no promise.
     lost_at: Option<u64>,
+    /// The leader whose last transaction was the first part of a decision.
+    evicting: Option<Revision>,
 }
 
 impl Promises {
@@ -57,6 +59,7 @@ impl Promises {
             exclusion: exclusion::Exclusion::new(scenario),
             calls: calls::Calls::default(),
             lost_at: None,
+            evicting: None,
         }
     }
 
@@ -166,7 +169,10 @@ impl Promises {
     pub(crate) fn leader_writes(&mut self, now: Time, keys: &Keys, leader: &Leader, txn: &Txn) {
         let checked = fencing::guarded(keys, leader.term(), txn);
         self.hold("fencing", checked);
-        if let Some(view) = leader.view().filter(|_| self.lost_at.is_none()) {
+        // What it learns after the first transaction of a decision comes too late for the last.
+        let decided_before = self.evicting.take() == Some(leader.term());
+        self.evicting = knowledge::only_evicts(keys, txn).then(|| leader.term());
+        if let Some(view) = leader.view().filter(|_| self.lost_at.is_none() && !decided_before) {
             let checked = knowledge::acted_on(now, keys, view, txn);
             self.hold("budget", checked);
         }
