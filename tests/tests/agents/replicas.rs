@@ -40,6 +40,6 @@ async fn a_replica_keeps_its_workers_as_a_whole_and_takes_a_spare_for_a_node_tha
 
 #[tokio::test]
 async fn nodes_that_make_no_whole_replicas_are_refused() {
-    let refused = Job::on_etcd("2:5").await.flag("--nodes-per-replica=2").program(["true"]).start("a");
-    refused.says("2:5 nodes make no whole replicas of 2 nodes each (--nodes-per-replica): give", LIMIT).await;
+    let job = Job::on_etcd("2:5").await.flag("--nodes-per-replica=2").program(["true"]);
+    job.start("a").says("2:5 nodes make no whole replicas of 2 nodes each (--nodes-per-replica): give", LIMIT).await;
 }

@@ -221,9 +221,9 @@ def _meet_replica(nodes: int) -> tuple[Any, int, int]:
         )
     while True:
         try:
+            part = _part(place, worker.local_rank(), _local_size())
             among = {**place, "among": f"replica {place['group_rank'] // nodes}"}
-            store = meet(among, size, serves=False, outdated=lambda: worker.forming() is not None)
-            return store, _part(place, worker.local_rank(), _local_size()), size
+            return meet(among, size, serves=False, outdated=lambda: worker.forming() is not None), part, size
         except (GroupLost, RuntimeError):
             # The node whose agent serves the store may be gone, or one of this replica's workers.
             if not worker.forms_within(_NEWS):

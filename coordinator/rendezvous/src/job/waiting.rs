@@ -217,7 +217,8 @@ impl Job {
 mod tests {
     use serde_json::json;
 
-    use super::super::samples::overview;
+    use super::super::samples::{self, overview};
+    use super::super::{RoundRecord, RoundState, Spec};
 
     /// A job of so many nodes, none of which has stopped for the round that forms but the first.
     fn forming(nodes: usize) -> super::Job {
@@ -253,6 +254,26 @@ mod tests {
                     evicted";
         assert_eq!(waits.as_deref(), Some(told));
         assert_eq!(job.waiting().of(&super::NodeId::from_text("n0001:1")), None);
+    }
+
+    #[test]
+    fn a_node_waits_for_those_that_make_a_replica_with_it() {
+        let spec = Spec { nodes_per_replica: 2, ..samples::spec(2, 4) };
+        let round = RoundRecord { sealed: None, ..samples::round(2, RoundState::Running) };
+        let waits = |spares: &[&str]| {
+            let mut records = vec![
+                ("J/spec".to_owned(), serde_json::to_value(&spec).unwrap()),
+                ("J/round".to_owned(), serde_json::to_value(&round).unwrap()),
+            ];
+            for name in spares {
+                records.push((format!("J/nodes/{name}:1"), serde_json::to_value(samples::node(name)).unwrap()));
+            }
+            let records: Vec<_> = records.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+            let job = samples::overview(&records).jobs.into_values().next().unwrap();
+            job.waiting().of(&super::NodeId::from_text("c:1")).map(|waits| waits.to_string()).unwrap()
+        };
+        assert_eq!(waits(&["c"]), "1 of the 2 nodes of another replica are here");
+        assert_eq!(waits(&["c", "d"]), "it joins with the next round: growth is gathered for some seconds");
     }
 
     /// The text for 4,000 nodes that wait was 100 MB when each named all late members.
