@@ -174,6 +174,10 @@ pub struct Assignment {
     pub master_port: u16,
     /// Restarts charged to the job so far.
     pub restart_count: u32,
+    /// Nodes that hold one replica of the model together, if several: those of as many group ranks in a row, from a
+    /// multiple of it on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes_per_replica: Option<u32>,
     /// The checkpoint from which every member of the round resumes; none at the job's first start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,

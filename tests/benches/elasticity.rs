@@ -100,6 +100,7 @@ fn serve(worker: &UnixStream) -> Result<()> {
                 master_addr: String::new(),
                 master_port: 0,
                 restart_count: 0,
+                nodes_per_replica: None,
                 checkpoint: None,
             }),
             FromWorker::Memory { id, .. } => {

@@ -1,5 +1,5 @@
-"""Two nodes of two ranks each hold one replica of a small model on each node, and train it in a Session. A
-sum is broken on one rank alone, and all ranks must come to one decision, or they would never meet again. In the end the
+"""Two nodes of two ranks each hold one replica of a small model on each node, and train it in a Session. With the
+word `across`, four nodes of one rank hold two replicas. A sum is broken on one rank alone, and all ranks must come to one decision, or they would never meet again. In the end the
 parameters are those of a training on one rank, without shards."""
 
 import os
@@ -15,7 +15,9 @@ import ranks
 from elastic_agent.torch.group import GroupLost
 from elastic_agent.torch.replica import Replica, ReplicaLost, newest_of_all, peers_of
 
-NODES, LOCAL, SAMPLES, BATCH = 2, 2, 43, 10
+# Ranks of a replica, and ranks of a node.
+SIZE, LOCAL = 2, 1 if "across" in sys.argv[2:] else 2
+NODES, SAMPLES, BATCH = 4 // LOCAL, 43, 10
 
 
 def built(seed):
@@ -49,11 +51,13 @@ def rank(port, number):
     os.environ.update(LOCAL_RANK=str(number % LOCAL), LOCAL_WORLD_SIZE=str(LOCAL), RANK=str(number), WORLD_SIZE="4")
     torch.set_num_threads(1)
     agent = ranks.Agent(port, number, NODES, LOCAL)
-    mesh = elastic.node_mesh()
-    alone = init_device_mesh("cpu", (LOCAL, 1), mesh_dim_names=("all", "one"))["one"]
+    agent.place["nodes_per_replica"] = SIZE // LOCAL
+    ranks.refused("--nodes-per-replica=3", lambda: elastic.replica_mesh(3), SystemExit)
+    mesh = elastic.replica_mesh(SIZE // LOCAL) if LOCAL == 1 else elastic.node_mesh()
+    alone = init_device_mesh("cpu", (SIZE, 1), mesh_dim_names=("all", "one"))["one"]
     other = fully_shard(built(seed=0), mesh=alone)
     ranks.refused("node_mesh()", lambda: elastic.Session(other, None, None))
-    model = built(seed=number // LOCAL)
+    model = built(seed=number // SIZE)
     fully_shard(model[0], mesh=mesh)
     ranks.refused("'2.weight' is not sharded", lambda: elastic.Session(model, None, None))
     fully_shard(model, mesh=mesh)
@@ -81,9 +85,9 @@ def rank(port, number):
         return number, 1
 
     try:
-        assert replica.together(exchange) == (1, 2) and number < LOCAL
+        assert replica.together(exchange) == (1, 2) and number < SIZE
     except GroupLost as lost:
-        assert number >= LOCAL and ("a peer is gone" in str(lost)) == (number == 2), lost
+        assert number >= SIZE and ("a peer is gone" in str(lost)) == (number == 2), lost
 
     assert replica.common([(3, 1), (4, 1), (5, number)]) == (4, 1)
     if number == 3:
@@ -108,6 +112,10 @@ def decisions():
     place = {"rank": 2, "world_size": 4, "group_rank": 1, "group_world_size": 2, "round": 3}
     peers = peers_of(place, 0, 2)
     assert (peers["rank"], peers["world_size"], peers["among"], peers["round"]) == (1, 2, "part 0", 3)
+    # Node 5 of 6, two of which hold a replica
+    place_of_three = {"rank": 11, "world_size": 12, "group_rank": 5, "group_world_size": 6, "nodes_per_replica": 2}
+    peers = peers_of(place_of_three, 1, 2)
+    assert (peers["rank"], peers["world_size"], peers["among"]) == (2, 3, "part 3"), peers
     # Three workers on one node, and one on the other
     ranks.refused("different numbers of workers", lambda: peers_of({**place, "rank": 3}, 0, 1))
     ranks.refused("different numbers of workers", lambda: peers_of({**place, "group_rank": 0}, 2, 3))

@@ -2,7 +2,7 @@
 names, and writes checkpoints if the test has made a folder for them. With the word `stateful` it reads by torchdata's
 StatefulDataLoader, where that is installed, in processes that read ahead; with `shards`, from shards that it can only
 read from their beginnings, by two optimizers and with an average of the model. With `rank-batch` steps have a size for
-each rank. With `sharded` each node's workers hold one replica together."""
+each rank. With `sharded` each node's workers hold one replica together, with `across` those of two nodes."""
 
 import os
 import sys
@@ -25,8 +25,10 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 if "sharded" in sys.argv[1:]:
     from torch.distributed.fsdp import fully_shard
 
-    mesh = elastic.node_mesh()
+    nodes = 2 if "across" in sys.argv[1:] else 1
+    mesh = elastic.replica_mesh(nodes)
 else:
+    nodes = 1
     elastic_agent.ready()
 
 import harness  # noqa: E402
@@ -34,8 +36,8 @@ import harness  # noqa: E402
 harness.report_start()
 
 SAMPLES = 240
-# Ranks begin with different parameters, and must get rank 0's.
-torch.manual_seed(int(os.environ["GROUP_RANK"]))
+# Replicas begin with different parameters, and must get those of the first.
+torch.manual_seed(int(os.environ["GROUP_RANK"]) // nodes)
 model[0].reset_parameters()
 model[2].reset_parameters()
 pixels, labels = harness.digits(SAMPLES)

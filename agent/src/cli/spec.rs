@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_rendezvous::job::{Protocols, Release, RestartPolicy, Spec, Timings};
+use elastic_rendezvous::job::{Protocols, Release, RestartPolicy, Spec, SpecError, Timings};
 
 use super::conf::{self, Conf};
 use super::error::{Refusal, UsageError};
@@ -38,12 +38,18 @@ pub(super) fn read(
 ) -> Result<Spec, UsageError> {
     let count = |flag, least| settings.parsed(flag, |text| values::count(text, least));
     let restarts_without_progress = count("restarts-without-progress", 1)?;
+    let nodes_per_replica = count("nodes-per-replica", 1)?.unwrap_or(1);
+    if nodes_per_replica > 1 && matches!(store.choice, StoreChoice::Etcd { v2: true, .. }) {
+        let cause = "torchelastic's rendezvous knows no replicas of several nodes";
+        return Err(Refusal::new(cause, "use --rdzv-backend=etcd").of("--nodes-per-replica"));
+    }
     let on_store_loss = settings.parsed("on-store-loss", conf::on_store_loss)?;
     let spec = Spec {
         protocol: conf.job_protocol.unwrap_or(Protocols::OURS.newest),
         release: Some(Release::ours()),
         min_nodes: nodes.min,
         max_nodes: nodes.max,
+        nodes_per_replica,
         max_restarts: count("max-restarts", 0)?.unwrap_or(settings.dialect.max_restarts()),
         restarts_without_progress,
         failed_starts: settings.dialect.failed_starts().filter(|_| restarts_without_progress.is_none()),
@@ -53,8 +59,10 @@ pub(super) fn read(
         peer_tls,
         timings: timings(settings, conf, &store.choice)?,
     };
-    let checked = spec.check();
-    checked.map_err(|error| Refusal::new(error.to_string(), "see elastic-agent --help").of("--rdzv-conf"))?;
+    if let Err(error) = spec.check() {
+        let flag = if matches!(error, SpecError::Replicas { .. }) { "--nnodes" } else { "--rdzv-conf" };
+        return Err(Refusal::new(error.to_string(), "see elastic-agent --help").of(flag));
+    }
     Ok(spec)
 }
 

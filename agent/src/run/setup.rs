@@ -272,6 +272,7 @@ pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint,
         // Known once workers have registered.
         warms_up: false,
         lacks_workers: false,
+        keeps_workers: false,
         finished: false,
         introduces: matches!(options.workers.store_host, StoreHost::Agent(_)) && !options.workers.open_store,
         release: Some(Release::ours()),

@@ -14,6 +14,9 @@ pub(crate) const LOCAL_RANK_ENV: &str = "ELASTIC_LOCAL_RANK";
 /// The name of the node that a worker runs on.
 pub(crate) const NODE_ENV: &str = "ELASTIC_NODE";
 
+/// Nodes that hold one replica of the model together, if several. A worker's `GROUP_RANK` divided by it is its replica.
+const REPLICA_ENV: &str = "ELASTIC_NODES_PER_REPLICA";
+
 /// Whether the store at `MASTER_PORT` is served by an agent, so that workers are only its clients: `True` or `False`,
 /// as Python spells them.
 const AGENT_STORE_ENV: &str = "TORCHELASTIC_USE_AGENT_STORE";
@@ -79,6 +82,7 @@ pub(crate) fn worker_env(
         (NODE_ENV, facts.node.into()),
         (LOCAL_RANK_ENV, number(place.local_rank)),
     ];
+    env.extend(assignment.nodes_per_replica.map(|nodes| (REPLICA_ENV, number(nodes))));
     if limits_threads(place.local_world_size, inherited) {
         env.push((OMP, "1".into()));
     }
@@ -192,6 +196,7 @@ mod tests {
             master_addr: "10.0.0.1".into(),
             master_port: 45_123,
             restart_count: 1,
+            nodes_per_replica: None,
             checkpoint: None,
         }
     }
@@ -250,6 +255,18 @@ mod tests {
         ];
         let env = env(&[], 2, Some("/logs/error.json"));
         assert_eq!(env.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_replica_of_several_nodes_is_told_of() {
+        let place = LocalPlace { local_rank: 0, local_world_size: 1, role: "r", role_rank_base: 0, role_world_size: 1 };
+        let facts = NodeFacts { node: "a", socket: Path::new("/s"), max_restarts: 0, agent_store: true, signals: "" };
+        let of = |nodes| {
+            let assignment = Assignment { nodes_per_replica: nodes, ..assignment() };
+            let env = worker_env(&assignment, &place, &facts, None, &|_| None);
+            env.into_iter().find(|(name, _)| name == "ELASTIC_NODES_PER_REPLICA").map(|(_, value)| value)
+        };
+        assert_eq!((of(None), of(Some(2))), (None, Some("2".into())));
     }
 
     #[test]

@@ -98,14 +98,21 @@ pub(super) enum Liveness {
 }
 
 impl View {
-    /// Fewest nodes of a round.
-    pub(super) fn min_nodes(&self) -> usize {
-        self.desired.min_nodes.unwrap_or(self.spec.min_nodes).max(1) as usize
+    /// Nodes that hold one replica.
+    pub(super) fn replica_size(&self) -> usize {
+        self.spec.nodes_per_replica.max(1) as usize
     }
 
-    /// Most nodes of a round.
+    /// Fewest nodes of a round, in whole replicas.
+    pub(super) fn min_nodes(&self) -> usize {
+        let nodes = self.desired.min_nodes.unwrap_or(self.spec.min_nodes).max(1) as usize;
+        nodes.next_multiple_of(self.replica_size())
+    }
+
+    /// Most nodes of a round, in whole replicas.
     pub(super) fn max_nodes(&self) -> usize {
-        (self.desired.max_nodes.unwrap_or(self.spec.max_nodes) as usize).max(self.min_nodes())
+        let nodes = self.desired.max_nodes.unwrap_or(self.spec.max_nodes) as usize;
+        (nodes - nodes % self.replica_size()).max(self.min_nodes())
     }
 
     /// A present node's phase, if it speaks of round `round`.

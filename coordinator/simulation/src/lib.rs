@@ -77,7 +77,7 @@ fn on(name: &str) -> bool {
 }
 
 /// Seeds of each kind of scenario.
-fn of_each_kind(seed: u64) -> [u64; 8] {
+fn of_each_kind(seed: u64) -> [u64; 9] {
     Family::FIRST.map(|first| first + seed)
 }
 

@@ -28,6 +28,7 @@ mod preload;
 mod progress;
 mod quiescing;
 mod records;
+mod replicas;
 mod shares;
 mod shortage;
 mod slow_files;

@@ -207,6 +207,7 @@ pub(crate) fn assignment(environment: &Environment, resume: Option<Checkpoint>) 
         master_addr: environment.master_addr.clone(),
         master_port: environment.master_port,
         restart_count: 0,
+        nodes_per_replica: None,
         checkpoint: resume,
     }
 }

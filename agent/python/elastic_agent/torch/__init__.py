@@ -5,7 +5,7 @@ from ..batches import ElasticBatchSampler
 from ..shards import Shards
 from .furthest import share_furthest
 from .loop import Loop
-from .replica import node_mesh
+from .replica import node_mesh, replica_mesh
 from .session import Session
 from .snapshots import Resumed, Snapshots
 from .state import State
@@ -21,5 +21,6 @@ __all__ = [
     "State",
     "Streams",
     "node_mesh",
+    "replica_mesh",
     "share_furthest",
 ]

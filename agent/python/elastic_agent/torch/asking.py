@@ -29,7 +29,7 @@ class Asking(Elastic):
             correct, samples = session.evaluate(loader, lambda batch: torch.stack(count(model, batch)))
 
         measure: returns a number, or a tensor of a few: sums over the samples of its batch. The model is in the mode for
-        evaluation, and nothing has a gradient. Of a sharded model each node reads a part.
+        evaluation, and nothing has a gradient. Of a sharded model each replica reads a part.
         """
         self._training.seed_for("evaluation")
         found = Evaluation(self.model, loader, measure)

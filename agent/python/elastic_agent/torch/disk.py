@@ -40,7 +40,7 @@ class Disk:
             return None
         facts = self._training.facts()
         if mesh is not None:
-            facts["part"] = [worker.local_rank(), self._replica.size]
+            facts["part"] = [self._replica.part, self._replica.size]
         self._keeper = Keeper(
             facts,
             optimizers=self._training.optimizers,
@@ -125,7 +125,7 @@ class Disk:
         """Writes this rank's state if no checkpoint has its last step: perhaps no other worker has the state. Others
         that leave write theirs."""
         if self._saved < self._training.step_number:
-            self._save(place, f"-rank-{place['rank']}", leads=worker.local_rank() == 0)
+            self._save(place, f"-rank-{place['rank']}", leads=self._replica.part == 0)
 
     def close(self, *, forget: bool) -> None:
         """Ends the copying. forget: no worker will resume from what is in memory."""

@@ -1,5 +1,5 @@
-"""The workers that hold one replica of a model: one worker, or all workers of a node if the model is sharded. None of
-these can compute without the others: they live and die together."""
+"""The workers that hold one replica of a model: one worker, or all workers of a node or of several if the model is
+sharded. None of these can compute without the others: they live and die together."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _NEWS = 15.0
 # Seconds in which the agent has noticed the end of a worker.
 _LOOK_AROUND = 1.0
 _LOST = (
-    "another worker of this node is gone, and with it a part of the model. This worker ends, too; the "
-    "agent starts all of them again, and they get the state from another node"
+    "another worker of this replica is gone, and with it a part of the model. This worker ends, too; the "
+    "agents start all of them again, and they get the state from another replica"
 )
 
 # The most numbers that an operation between peers returns.
@@ -35,16 +35,22 @@ _mesh: Any = None
 
 
 class ReplicaLost(RuntimeError):
-    """Another worker of this node is gone, and with it a part of the model."""
+    """Another worker of this replica is gone, and with it a part of the model."""
 
 
 def node_mesh(device_type: str = "cpu") -> Any:
-    """The device mesh of this node's workers. A model that `fully_shard` divides over it is one replica, and
-    `elastic_agent.torch.Session` trains one on each node (HSDP).
+    """The device mesh of this node's workers, which hold one replica: `replica_mesh` of one node."""
+    return replica_mesh(1, device_type)
 
-    Call it after the slow imports: it waits for the worker's place, as `elastic_agent.ready` does, and for the node's
-    other workers. It makes torch.distributed's default group, of this node's workers and for the life of the process. If
-    one of them dies, the agent starts all of them again.
+
+def replica_mesh(nodes: int, device_type: str = "cpu") -> Any:
+    """The device mesh of the workers of this replica's nodes. A model that `fully_shard` divides over it is one replica,
+    and `elastic_agent.torch.Session` trains one on each `nodes` nodes (HSDP). The agents have the same number in
+    `--nodes-per-replica`.
+
+    Call it after the slow imports: it waits for the worker's place, as `elastic_agent.ready` does, and for the replica's
+    other workers. It makes torch.distributed's default group, of these workers and for the life of the process. If one
+    of them dies, the agents start all of them again.
     """
     # Older versions of PyTorch, under which whole models train, do not have it.
     from torch.distributed.device_mesh import init_device_mesh
@@ -54,7 +60,7 @@ def node_mesh(device_type: str = "cpu") -> Any:
         # None: for each kind of device the one that PyTorch takes by itself.
         backend = "gloo" if device_type == "cpu" else None
         if worker.available():
-            store, rank, size = _meet_node(), worker.local_rank(), _local_size()
+            store, rank, size = _meet_replica(nodes)
         else:
             store, rank, size = dist.HashStore(), 0, 1
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
@@ -63,7 +69,7 @@ def node_mesh(device_type: str = "cpu") -> Any:
 
 
 def has_foreign_group() -> bool:
-    """Whether torch.distributed's default group was made, and not by `node_mesh`."""
+    """Whether torch.distributed's default group was made, and not by `replica_mesh`."""
     return _mesh is None and dist.is_available() and dist.is_initialized()
 
 
@@ -89,7 +95,12 @@ class Replica:
 
     def peers(self, place: dict[str, Any]) -> dict[str, Any]:
         """This rank's place among its peers. Raises ValueError where nodes have different numbers of workers."""
-        return place if self.mesh is None else peers_of(place, worker.local_rank(), self.size)
+        return place if self.mesh is None else peers_of(place, worker.local_rank(), self.size // _nodes_of(place))
+
+    @property
+    def part(self) -> int:
+        """Which of the replica's ranks this is."""
+        return 0 if self.mesh is None else self.mesh.get_local_rank()
 
     def together(self, operation: Callable[[], Sequence[float] | None]) -> tuple[float, ...]:
         """Runs what this rank does with its peers, on all ranks of the replica. Returns the sums of the few numbers that
@@ -106,7 +117,7 @@ class Replica:
         self._exchange(lambda: dist.all_reduce(told, group=self.mesh.get_group()))
         failed, *counts = told.tolist()
         if failed:
-            raise GroupLost(lost or "another worker of this node has lost a peer")
+            raise GroupLost(lost or "another worker of this replica has lost a peer")
         return tuple(counts[: len(own)])
 
     def end_with_the_others(self, error: RuntimeError) -> None:
@@ -141,17 +152,30 @@ class Replica:
 
 
 def peers_of(place: dict[str, Any], local_rank: int, local_size: int) -> dict[str, Any]:
-    """The place among the ranks that hold the same part: one of each node."""
+    """The place among the ranks that hold the same part: one of each replica."""
+    nodes = _nodes_of(place)
+    part = _part(place, local_rank, local_size)
+    replicas = {"rank": place["group_rank"] // nodes, "world_size": place["group_world_size"] // nodes}
+    return {**place, **replicas, "among": f"part {part}"}
+
+
+def _nodes_of(place: dict[str, Any]) -> int:
+    """How many nodes hold one replica. The agent does not say so if it is one."""
+    return place.get("nodes_per_replica") or 1
+
+
+def _part(place: dict[str, Any], local_rank: int, local_size: int) -> int:
+    """Which rank of its replica this is: a replica has nodes with ranks in a row."""
     if (place["rank"], place["world_size"]) != (
         place["group_rank"] * local_size + local_rank,
         place["group_world_size"] * local_size,
     ):
         raise ValueError(
             f"the nodes have different numbers of workers ({place['world_size']} on {place['group_world_size']} nodes, "
-            f"{local_size} on this one): a sharded model needs the same --nproc-per-node on all, as each holds all of it"
+            f"{local_size} on this one): a sharded model needs the same --nproc-per-node on all, as each replica holds "
+            "all of it"
         )
-    peers = {"rank": place["group_rank"], "world_size": place["group_world_size"], "among": f"part {local_rank}"}
-    return {**place, **peers}
+    return place["group_rank"] % _nodes_of(place) * local_size + local_rank
 
 
 def newest_of_all(held: Sequence[Sequence[tuple[int, int]]]) -> tuple[int, int] | None:
@@ -168,9 +192,9 @@ def _mesh_of(model: torch.nn.Module) -> Any:
     for name, one in sharded:
         if _mesh is None or one.device_mesh != _mesh or sharded_dimension(str(one.placements[0])) is None:
             raise ValueError(
-                f"the parameter {name!r} is sharded, and not by fully_shard over elastic_agent.torch.node_mesh(): "
-                "a session needs a whole replica of the model on each node. If a replica lies on several nodes, train "
-                "in a loop of your own with elastic_agent.torch.Snapshots: it loses no step either"
+                f"the parameter {name!r} is sharded, and not by fully_shard over elastic_agent.torch.node_mesh() "
+                "or replica_mesh(): a session needs whole replicas of the model. For other meshes, train in a loop of "
+                "your own with elastic_agent.torch.Snapshots: it loses no step either"
             )
     whole = next((name for name, one in trained if not is_sharded(one)), None)
     if whole is not None:
@@ -184,17 +208,24 @@ def _local_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _meet_node() -> Any:
-    """A store of this node's workers, when all of them are there."""
+def _meet_replica(nodes: int) -> tuple[Any, int, int]:
+    """A store of this replica's workers, when all of them are there; this worker's rank among them, and how many they
+    are."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True":
-        raise ValueError("node_mesh needs the agent's store: leave TORCHELASTIC_USE_AGENT_STORE as the agent sets it")
-    place = worker.ready()
+        raise ValueError("a mesh needs the agent's store: leave TORCHELASTIC_USE_AGENT_STORE as the agent sets it")
+    place, size = worker.ready(), nodes * _local_size()
+    if nodes != _nodes_of(place):
+        worker.give_up(
+            f"the script has replicas of {nodes} nodes, and the job of {_nodes_of(place)}: give the agents "
+            f"--nodes-per-replica={nodes}, or call elastic_agent.torch.replica_mesh(nodes={_nodes_of(place)})"
+        )
     while True:
         try:
-            among = {**place, "among": f"node {place['group_rank']}"}
-            return meet(among, _local_size(), serves=False, outdated=lambda: worker.forming() is not None)
+            part = _part(place, worker.local_rank(), _local_size())
+            among = {**place, "among": f"replica {place['group_rank'] // nodes}"}
+            return meet(among, size, serves=False, outdated=lambda: worker.forming() is not None), part, size
         except (GroupLost, RuntimeError):
-            # The node whose agent serves the store may be gone, or one of this node's workers.
+            # The node whose agent serves the store may be gone, or one of this replica's workers.
             if not worker.forms_within(_NEWS):
                 raise
             place = worker.quiesce(0)

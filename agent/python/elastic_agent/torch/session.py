@@ -59,8 +59,9 @@ class Session(Asking):
     In the loop and after it, all ranks may call `mean`, `all_reduce`, `gather` and `agree`. If a peer is lost, each rank
     gets what it gave, and a step that is not applied yet is done again.
 
-    A model that `fully_shard` divides over `elastic_agent.torch.node_mesh()` has a replica on each node. A rank is then a
-    node: its workers live and die together. Buffers (such as BatchNorm's statistics) are each rank's own.
+    A model that `fully_shard` divides over `elastic_agent.torch.node_mesh()` has a replica on each node, over
+    `replica_mesh(nodes)` on so many. A rank is then a replica: its workers live and die together. Buffers (such as
+    BatchNorm's statistics) are each rank's own.
 
     The arguments are the same on every rank. All ranks begin with the parameters of rank 0.
 
@@ -74,7 +75,7 @@ class Session(Asking):
     - checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
       steps, after the last one, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for
       the write, unless there are snapshots: these are written during training. Of a sharded model each rank of the first
-      node writes its part, in the layout of torch.distributed.checkpoint.
+      replica writes its part, in the layout of torch.distributed.checkpoint.
     - snapshot_every: the state is copied into the agent's memory after this many steps, during the next one. If all
       workers die and an agent lives, training resumes from it.
     - seed: torch's random numbers for a batch depend only on it, the step, and the batch's place among the step's

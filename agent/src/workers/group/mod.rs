@@ -173,6 +173,11 @@ impl LocalGroup {
         running.map(|(local_rank, _)| *local_rank).chain(self.starting.keys().copied()).chain(planned).collect()
     }
 
+    /// Whether a worker lives that has had a place in a round.
+    pub(crate) fn has_placed(&self) -> bool {
+        self.workers.values().any(|worker| worker.exit.is_none() && worker.placed)
+    }
+
     /// The job's spec, as the newest place brought it.
     pub(crate) fn job_spec(&self) -> &Spec {
         &self.setup.spec
@@ -359,6 +364,7 @@ impl LocalGroup {
             master_addr: master.host,
             master_port: master.port,
             restart_count: round.restarts,
+            nodes_per_replica: Some(start.spec.nodes_per_replica).filter(|nodes| *nodes > 1),
             checkpoint: round.checkpoint.clone().map(for_workers),
         }
     }

@@ -296,6 +296,7 @@ impl LocalGroup {
             master_addr: String::new(),
             master_port: 0,
             restart_count: 0,
+            nodes_per_replica: None,
             checkpoint: None,
         };
         Planned { local_rank, assignment, role_rank_base: 0, role_world_size: slots }

@@ -3,7 +3,8 @@
 //!
 //! A node keeps its workers from one round to the next if every living worker has registered as round-aware and
 //! quiesces in time. Otherwise it stops all of them. Other nodes' workers do not matter: to a worker that continues, a
-//! peer that was stopped and started again is a newcomer like any other.
+//! peer that was stopped and started again is a newcomer like any other. Only a replica of several nodes keeps its
+//! workers as a whole.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,7 @@ mod stay;
 mod storm;
 
 use phase::LocalPhase as Phase;
-use stay::{Rest, Warmth, quiesce_time, rest, warmth};
+use stay::{Rest, Warmth, begins_replica, quiesce_time, rest, warmth};
 use storm::Storm;
 
 pub(crate) struct WorkersLifecycle {
@@ -105,6 +106,9 @@ pub(crate) struct Ahead {
     pub grace: Duration,
 }
 
+/// A start that waits until the workers are gone whose replica is no more.
+pub(crate) struct Replacing(Box<Start>);
+
 /// A start that waits until GPUs are free. Dropping it gives the start up.
 pub(crate) struct Pending {
     waiting: Waiting,
@@ -150,6 +154,14 @@ impl WorkersLifecycle {
 
     /// Starts the workers of a place, or lets the start wait for free GPUs: see [`wait`].
     pub(crate) fn start(&mut self, start: Box<Start>) -> Option<GroupReport> {
+        let (nodes, since) = (start.spec.nodes_per_replica, start.rank.replica_since);
+        if begins_replica(nodes, since, start.round.number) && self.group.has_placed() {
+            tracing::info!(round = start.round.number, "this node's replica has changed: starting new workers");
+            // They are at rest, and have nothing to save that another replica would not have.
+            self.stop(Duration::ZERO);
+            self.phase.turn(Phase::Replacing(Replacing(start)));
+            return None;
+        }
         self.forming = None;
         self.group.follow(&start.spec);
         if self.seat.is_none() && !self.quiesce_timeout.is_zero() {
@@ -251,6 +263,10 @@ impl WorkersLifecycle {
             self.watchdog.ended(exited.local_rank);
         }
         let report = self.group.moved(moved, &self.socket).await;
+        if let (Phase::Replacing(Replacing(start)), Some(GroupReport::Stopped { .. })) = (&self.phase, &report) {
+            let start = start.clone();
+            return self.start(start);
+        }
         if matches!(self.phase, Phase::WarmingUp(_))
             && let Some(GroupReport::Ended { outcome: Outcome::Failed(failure), .. }) = &report
         {
@@ -294,6 +310,9 @@ impl WorkersLifecycle {
     /// Asks the workers to quiesce once they know that a round is forming, or stops them, all within `grace`:
     /// see [`WorkersLifecycle::settle`]. Gives up a start that waits.
     pub(crate) fn quiesce(&mut self, grace: Duration) {
+        if let Phase::Replacing(_) = self.phase {
+            return self.stop(grace);
+        }
         self.watchdog.end();
         self.group.rest();
         let quiesce = self.quiesce_time(self.socket.step_time()).min(grace);
@@ -310,7 +329,7 @@ impl WorkersLifecycle {
                 let warmth = warmth(self.group.slots() as usize, &self.awareness(), overdue);
                 return self.warmed(warmth, grace);
             }
-            Phase::Settled | Phase::Pending(_) | Phase::Saving(_) => return None,
+            Phase::Settled | Phase::Pending(_) | Phase::Replacing(_) | Phase::Saving(_) => return None,
         };
         let living = self.awareness();
         let waited = resting.since(self.forming).map(|since| since.elapsed());
@@ -383,7 +402,7 @@ impl WorkersLifecycle {
 /// Waits for the event that the phase waits for. Waits for ever if it waits for nothing. The wait may be cancelled.
 pub(crate) async fn wait(phase: &mut Phase, forming: Option<Instant>, socket: &WorkerSocket) -> Waited {
     match phase {
-        Phase::Settled => std::future::pending().await,
+        Phase::Settled | Phase::Replacing(_) => std::future::pending().await,
         Phase::Pending(pending) => {
             // Whatever the result, the workers can be started.
             pending.free.join_next().await;

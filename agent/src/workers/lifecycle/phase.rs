@@ -4,12 +4,13 @@
 //!   Settled ── a start or a warm-up waits ──▶ Pending ── GPUs are free ──▶ Settled or WarmingUp
 //!   Settled, Pending ── warm up ──▶ WarmingUp ── all are warm, or are stopped ──▶ Settled
 //!   Settled, Pending ── quiesce ──▶ Resting ── all are at rest, or are stopped ──▶ Settled
+//!   Settled ── a start needs other workers ──▶ Replacing ── none of the old ones is left ──▶ Settled or Pending
 //!   Settled ── conclude, with snapshots left ──▶ Saving ── saved, or given up ──▶ Settled
 //! ```
 //!
 //! No event of workers makes the node give up a final save, because no workers are left by then.
 
-use super::{Pending, Resting, WarmingUp};
+use super::{Pending, Replacing, Resting, WarmingUp};
 use crate::workers::final_save::Saving;
 
 /// What the node waits for.
@@ -21,6 +22,8 @@ pub(crate) enum LocalPhase {
     Pending(Pending),
     /// Workers that were started ahead of their round, and must warm up or be stopped.
     WarmingUp(WarmingUp),
+    /// The end of workers that cannot continue in their node's new place. Then others are started there.
+    Replacing(Replacing),
     /// Workers that must quiesce or be stopped.
     Resting(Resting),
     /// The final save of the snapshots that the workers left in memory. After it the workers can only be stopped.

@@ -55,6 +55,12 @@ pub(super) fn rest(living: &[Awareness], overdue: bool) -> Rest {
     }
 }
 
+/// Whether the node's replica, of so many nodes, begins with this round: then no worker of an earlier one can continue.
+/// `since` is the round since which its nodes and their workers are the same.
+pub(super) fn begins_replica(nodes: u32, since: Option<u64>, round: u64) -> bool {
+    nodes > 1 && since.is_none_or(|since| since >= round)
+}
+
 /// How long workers have to quiesce: three times as long as a step if that is longer than `least`, and no longer than
 /// `most`. A step may take half of it: what comes too late for one step changes the next. 0 says that all are stopped.
 pub(super) fn quiesce_time(least: Duration, step: Duration, most: Duration) -> Duration {
@@ -79,6 +85,15 @@ mod tests {
             (&[Quiesced, Quiesced], Rest::Kept, Rest::Kept),
         ] {
             assert_eq!((rest(living, false), rest(living, true)), (in_time, overdue), "{living:?}");
+        }
+    }
+
+    #[test]
+    fn workers_stay_while_their_replica_does() {
+        for (nodes, since, begins) in
+            [(1, None, false), (2, Some(1), false), (2, Some(2), true), (2, None, true), (1, Some(2), false)]
+        {
+            assert_eq!(begins_replica(nodes, since, 2), begins, "{nodes} {since:?}");
         }
     }
 

@@ -6,7 +6,7 @@ use super::refusals::refusals;
 use super::{Eviction, Evictions, Form, PAUSED, Verdict, Wake, by_operator, eviction, names};
 use crate::job::{Failure, FailureClass, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundRecord, RoundState};
 use crate::roster::{Says, SealedMember};
-use crate::seats::{Contest, in_order, seats};
+use crate::seats::{Candidate, Contest, in_order, seats, staying};
 use crate::time::Time;
 use crate::view::{Liveness, View};
 
@@ -120,10 +120,11 @@ fn sorted<'a>(view: &'a View, out: &BTreeSet<&'a NodeId>) -> Vec<&'a NodeId> {
     kept.sort();
     let newcomers = roster.newcomers().filter(|node| !out.contains(node));
     let wanted = |node| roster.node(node).and_then(|present| present.record.place);
-    let candidates: Vec<_> =
-        kept.into_iter().map(|(_, node)| node).chain(newcomers).map(|node| (node, wanted(node))).collect();
+    let kept = kept.into_iter().map(|(rank, node)| (Some(rank), node));
+    let nodes = kept.chain(newcomers.map(|node| (None, node)));
+    let candidates: Vec<_> = nodes.map(|(had, node)| Candidate { node, had, wants: wanted(node) }).collect();
     // mutant newcomers_first: candidates => candidates.into_iter().rev().collect()
-    in_order(candidates, view.max_nodes())
+    in_order(candidates, view.replica_size(), view.max_nodes())
 }
 
 /// Why the round is not sealed yet, or that the job ends.
@@ -195,8 +196,20 @@ fn sit_out<'a>(view: &'a View, out: &BTreeSet<&NodeId>) -> Vec<&'a NodeId> {
     if lacking.is_empty() || view.spec.restart_policy == RestartPolicy::All {
         return Vec::new();
     }
-    let others = candidates(view, out.iter().chain(&lacking).copied().collect());
-    if others.kept >= view.min_nodes() { lacking } else { Vec::new() }
+    let without: BTreeSet<&NodeId> = out.iter().chain(&lacking).copied().collect();
+    let others = match view.replica_size() {
+        1 => candidates(view, without).kept,
+        size => in_whole_replicas(view, size, &without),
+    };
+    if others >= view.min_nodes() { lacking } else { Vec::new() }
+}
+
+/// How many members there are without some, in replicas that lose no node.
+fn in_whole_replicas(view: &View, size: usize, without: &BTreeSet<&NodeId>) -> usize {
+    let roster = &view.roster;
+    let stay = roster.saying(Some((view.round.value.number, Phase::Waiting))).filter(|node| !without.contains(node));
+    let replicas = staying(stay.filter_map(|node| Some(roster.member(node)?.rank.group_rank)), size);
+    replicas.into_values().filter(|nodes| *nodes == size).sum()
 }
 
 /// Who could be in the round that forms.

@@ -287,13 +287,18 @@ fn growth(
         // They come as soon as that is over.
         view.faults.excluded(now, &view.desired).for_each(|(_, until)| wake.at(until));
     }
-    let newcomers = view.roster.count_newcomers() - excluded.len();
+    let (here, size) = (view.roster.count_newcomers() - excluded.len(), view.replica_size());
+    // mutant a_part_of_a_replica_joins: here % size => 0
+    let newcomers = here - here % size;
     let room = view.max_nodes().saturating_sub(view.roster.size());
-    if newcomers == 0 {
+    if here == 0 {
         return (Verdict::Wait, "all members running".to_owned());
     }
     if room == 0 {
-        return (Verdict::Wait, format!("the round is full: {newcomers} waiting as spare"));
+        return (Verdict::Wait, format!("the round is full: {here} waiting as spare"));
+    }
+    if newcomers == 0 {
+        return (Verdict::Wait, format!("{here} waiting as spare, of {size} that make a replica"));
     }
     if !all_running {
         return (Verdict::Wait, "newcomers wait until the round runs fully".to_owned());
@@ -310,7 +315,7 @@ fn growth(
         return (Verdict::Wait, format!("{newcomers} newcomers are being gathered"));
     }
     let joining: Vec<&NodeId> =
-        view.roster.newcomers().filter(|node| !excluded.contains(node)).take(room.min(4)).collect();
+        view.roster.newcomers().filter(|node| !excluded.contains(node)).take(room.min(newcomers).min(4)).collect();
     let (mut verdict, reason) = change(view, next, Vec::new(), format!("{} joins", names(&joining)));
     if let Verdict::Form(form) = &mut verdict {
         form.quick = now < settled;

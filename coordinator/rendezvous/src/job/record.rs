@@ -93,6 +93,10 @@ pub struct NodeRecord {
     /// ahead. Where the others are enough, they continue without it until those are warm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lacks_workers: bool,
+    /// As it waits for a place, where a replica has several nodes: whether all its workers of the last round live, and
+    /// can continue. Without that its replica's other workers cannot either.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_workers: bool,
     /// As it runs: whether the training is over, and its workers only end. No newcomer is admitted then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub finished: bool,
@@ -284,6 +288,10 @@ pub struct RankRecord {
     /// The node with the ranks before; none for the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<NodeId>,
+    /// Where a replica has several nodes: the round since which its nodes and their workers are the same. In that round
+    /// no worker of an earlier one continues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica_since: Option<u64>,
 }
 
 /// Who decides, `leader`. Its mod revision is the term.

@@ -102,6 +102,9 @@ pub struct Spec {
     pub min_nodes: u32,
     /// Most nodes of a round.
     pub max_nodes: u32,
+    /// Nodes that hold one replica of the model together.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub nodes_per_replica: u32,
     /// Failures forgiven, counted for the job.
     pub max_restarts: u32,
     /// How many of these in a row may bring no new step; `None`: all.
@@ -139,6 +142,19 @@ pub enum SpecError {
         min: u32,
         /// Most.
         max: u32,
+    },
+    /// Some nodes would make no whole replica.
+    #[error(
+        "{min}:{max} nodes make no whole replicas of {size} nodes each (--nodes-per-replica): give --nnodes multiples of \
+         {size}"
+    )]
+    Replicas {
+        /// Fewest.
+        min: u32,
+        /// Most.
+        max: u32,
+        /// Nodes of a replica.
+        size: u32,
     },
     /// The store would be asked all the time.
     #[error("a lease of {lease:?} is too short: it takes at least {SHORTEST_LEASE:?}, so raise lease_ttl")]
@@ -182,6 +198,11 @@ impl Spec {
         if self.min_nodes == 0 || self.min_nodes > self.max_nodes {
             return Err(SpecError::Nodes { min: self.min_nodes, max: self.max_nodes });
         }
+        let size = self.nodes_per_replica;
+        // No number but 0 is a multiple of 0.
+        if !self.min_nodes.is_multiple_of(size) || !self.max_nodes.is_multiple_of(size) {
+            return Err(SpecError::Replicas { min: self.min_nodes, max: self.max_nodes, size });
+        }
         if self.timings.lease_ttl < SHORTEST_LEASE {
             return Err(SpecError::Lease { lease: self.timings.lease_ttl });
         }
@@ -210,6 +231,7 @@ impl Spec {
             [
                 ("--peer-cert", given(spec.peer_tls)),
                 ("--nnodes", format!("{}:{}", spec.min_nodes, spec.max_nodes)),
+                ("--nodes-per-replica", spec.nodes_per_replica.to_string()),
                 ("--max-restarts", spec.max_restarts.to_string()),
                 ("--restarts-without-progress", limit.map_or_else(|| "not set".to_owned(), |limit| limit.to_string())),
                 ("--exclude-after", spec.exclude_after.to_string()),
@@ -280,6 +302,14 @@ pub struct Asked {
     pub event: u64,
 }
 
+fn one() -> u32 {
+    1
+}
+
+fn is_one(count: &u32) -> bool {
+    *count == 1
+}
+
 fn is_usual(priority: &i32) -> bool {
     *priority == 0
 }
@@ -333,6 +363,11 @@ mod tests {
     fn impossible_specs_are_refused() {
         assert!(Spec { min_nodes: 3, max_nodes: 1, ..spec() }.check().is_err());
         assert!(Spec { min_nodes: 0, ..spec() }.check().is_err());
+        for (size, fits) in [(0, false), (1, true), (2, true), (3, false), (4, true)] {
+            let spec = Spec { min_nodes: 4, max_nodes: 8, nodes_per_replica: size, ..spec() };
+            assert_eq!(spec.check().is_ok(), fits, "{size}");
+        }
+        assert!(Spec { min_nodes: 2, max_nodes: 5, nodes_per_replica: 2, ..spec() }.check().is_err());
         let margin = Duration::from_secs(4);
         assert!(Spec { timings: Timings { margin, ..Timings::default() }, ..spec() }.check().is_err());
         let timings = Timings { lease_ttl: Duration::ZERO, margin: Duration::ZERO, ..Timings::default() };

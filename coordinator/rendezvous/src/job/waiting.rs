@@ -24,6 +24,13 @@ pub enum Waits {
         /// How many.
         max: u32,
     },
+    /// More nodes, which make a replica with it.
+    Replica {
+        /// How many are here that are in none.
+        here: usize,
+        /// How many it takes.
+        size: u32,
+    },
     /// The next round, for which newcomers are gathered.
     NextRound,
     /// Members of the last round, which must stop their workers first.
@@ -53,6 +60,7 @@ impl fmt::Display for Waits {
             Waits::Paused => f.write_str("the operator paused the job: until it is resumed"),
             Waits::Starting => f.write_str("it has its place, and starts its workers"),
             Waits::Spare { max } => write!(f, "a spare: the round has all {max} nodes that it may have"),
+            Waits::Replica { here, size } => write!(f, "{here} of the {size} nodes of another replica are here"),
             Waits::NextRound => f.write_str("it joins with the next round: growth is gathered for some seconds"),
             Waits::Members(Late { first, more: 0 }) => write!(f, "for {}, until stopped or evicted", first.join(", ")),
             Waits::Members(Late { first, more }) => {
@@ -109,7 +117,7 @@ impl Job {
         let named = desired.map_or(&[][..], |desired| &desired.exclude).iter().map(String::as_str).chain(faults);
         let excluded = named.filter_map(|name| Some((name, self.excluded(name)?))).collect();
         let mut waiting = Waiting { job: self, drains, excluded, late: Late::default(), here: 0, faulty: 0 };
-        if let Some(round) = self.round.as_ref().filter(|round| round.value.state == RoundState::Forming) {
+        if let Some(round) = self.round.as_ref().filter(|round| !round.value.state.is_final()) {
             waiting.look(&round.value);
         }
         waiting
@@ -118,10 +126,15 @@ impl Job {
 
 impl Waiting<'_> {
     fn look(&mut self, round: &RoundRecord) {
-        self.late = self.job.late_members(round);
+        let forms = round.state == RoundState::Forming;
+        if forms {
+            self.late = self.job.late_members(round);
+        }
         // Who wants a place; those that are excluded for their failures get one where the others are too few.
-        for node in self.job.nodes.values().map(|node| &node.value) {
-            let in_it = node.round.is_none_or(|of| of == round.number);
+        for (id, node) in &self.job.nodes {
+            let node = &node.value;
+            let in_it =
+                node.round.map_or_else(|| forms || self.job.rank(id).is_none(), |of| forms && of == round.number);
             if node.phase == Phase::Waiting && in_it && !self.drains.contains(node.name.as_str()) {
                 match self.excluded.get(node.name.as_str()) {
                     Some(Excluded::ByOperator) => {}
@@ -138,6 +151,7 @@ impl Waiting<'_> {
         let round = &job.round.as_ref()?.value;
         let node = job.nodes.get(id).map(|node| &node.value).filter(|node| node.phase == Phase::Waiting)?;
         let (min, max) = job.range().unwrap_or((1, 1));
+        let size = job.spec.as_ref().map_or(1, |spec| spec.nodes_per_replica);
         if round.state.is_final() {
             return Some(Waits::Ended(round.state));
         }
@@ -159,6 +173,8 @@ impl Waiting<'_> {
                 Waits::Excluded(excluded)
             } else if round.group_world_size >= max {
                 Waits::Spare { max }
+            } else if self.here < size as usize {
+                Waits::Replica { here: self.here, size }
             } else {
                 Waits::NextRound
             });
@@ -201,7 +217,8 @@ impl Job {
 mod tests {
     use serde_json::json;
 
-    use super::super::samples::overview;
+    use super::super::samples::{self, overview};
+    use super::super::{RoundRecord, RoundState, Spec};
 
     /// A job of so many nodes, none of which has stopped for the round that forms but the first.
     fn forming(nodes: usize) -> super::Job {
@@ -237,6 +254,26 @@ mod tests {
                     evicted";
         assert_eq!(waits.as_deref(), Some(told));
         assert_eq!(job.waiting().of(&super::NodeId::from_text("n0001:1")), None);
+    }
+
+    #[test]
+    fn a_node_waits_for_those_that_make_a_replica_with_it() {
+        let spec = Spec { nodes_per_replica: 2, ..samples::spec(2, 4) };
+        let round = RoundRecord { sealed: None, ..samples::round(2, RoundState::Running) };
+        let waits = |spares: &[&str]| {
+            let mut records = vec![
+                ("J/spec".to_owned(), serde_json::to_value(&spec).unwrap()),
+                ("J/round".to_owned(), serde_json::to_value(&round).unwrap()),
+            ];
+            for name in spares {
+                records.push((format!("J/nodes/{name}:1"), serde_json::to_value(samples::node(name)).unwrap()));
+            }
+            let records: Vec<_> = records.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+            let job = samples::overview(&records).jobs.into_values().next().unwrap();
+            job.waiting().of(&super::NodeId::from_text("c:1")).map(|waits| waits.to_string()).unwrap()
+        };
+        assert_eq!(waits(&["c"]), "1 of the 2 nodes of another replica are here");
+        assert_eq!(waits(&["c", "d"]), "it joins with the next round: growth is gathered for some seconds");
     }
 
     /// The text for 4,000 nodes that wait was 100 MB when each named all late members.

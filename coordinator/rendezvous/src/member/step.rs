@@ -413,8 +413,13 @@ impl Member {
         };
         let master = self.master.clone().filter(|_| phase == Phase::Waiting);
         let lacks_workers = at_rest && phase == Phase::Waiting && round.is_some() && self.lacks_workers();
+        let replicas = self.spec.nodes_per_replica > 1;
+        let stays = replicas && phase == Phase::Waiting && round.is_some() && !matches!(self.mode, Mode::Starting(_));
+        // mutant lost_workers_count_as_kept: self.workers == Workers::Quiesced => true
+        let keeps_workers = stays && self.workers == Workers::Quiesced;
         let finished = phase == Phase::Running && round == self.finished;
-        Some(NodeRecord { phase, round, failure, master, lacks_workers, finished, ..self.setup.record.clone() })
+        let record = self.setup.record.clone();
+        Some(NodeRecord { phase, round, failure, master, lacks_workers, keeps_workers, finished, ..record })
     }
 
     fn keep_own_key(&mut self, now: Time, out: &mut Out) {

@@ -97,6 +97,12 @@ fn restores() {
     play(Family::RESTORES..Family::RESTORES + PART);
 }
 
+/// Jobs whose replicas have several nodes.
+#[test]
+fn replicas() {
+    play(Family::REPLICAS..Family::REPLICAS + PART);
+}
+
 #[test]
 fn crowds() {
     play(Family::CROWDS..Family::CROWDS + 12);
@@ -127,7 +133,8 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on, by turns of anything, of
-/// what is late, of roles, of pauses, of exclusions, of needs, of refusals and of restores: for long searches.
+/// what is late, of roles, of pauses, of exclusions, of needs, of refusals, of restores and of replicas: for long
+/// searches.
 #[test]
 #[ignore = "takes as long as ELASTIC_SEEDS says"]
 fn search() {

@@ -143,6 +143,8 @@ pub(crate) enum Family {
     Refused,
     /// Anything, at a store that goes back to what it was, as a whole or in a record.
     Restored,
+    /// Anything, of a job whose replicas have several nodes.
+    Replicated,
 }
 
 impl Family {
@@ -162,9 +164,11 @@ impl Family {
     pub(crate) const REFUSALS: u64 = 1 << 46;
     /// The first seed of stores that go back.
     pub(crate) const RESTORES: u64 = 1 << 47;
+    /// The first seed of jobs whose replicas have several nodes.
+    pub(crate) const REPLICAS: u64 = 1 << 48;
 
     /// The first seed of each, crowds excepted.
-    pub(crate) const FIRST: [u64; 8] = [
+    pub(crate) const FIRST: [u64; 9] = [
         0,
         Family::LATE,
         Family::ROLES,
@@ -173,10 +177,12 @@ impl Family {
         Family::NEEDS,
         Family::REFUSALS,
         Family::RESTORES,
+        Family::REPLICAS,
     ];
 
     pub(crate) fn of(seed: u64) -> Family {
         match seed {
+            Family::REPLICAS.. => Family::Replicated,
             Family::RESTORES.. => Family::Restored,
             Family::REFUSALS.. => Family::Refused,
             Family::NEEDS.. => Family::Needing,
@@ -202,6 +208,7 @@ impl Scenario {
             Family::Excluding => any.excluding(dice),
             Family::Needing => any.excluding(dice).needing(dice),
             Family::Refused => any.doubted(dice, [FaultKind::Refuse, FaultKind::Stall]),
+            Family::Replicated => any.replicated(dice),
             Family::Restored => any.doubted(dice, [FaultKind::Restore, FaultKind::WriteAgain]),
         }
     }
@@ -341,6 +348,26 @@ impl Scenario {
         self.heal_at = self.heal_at.max(dice.between(30, 120) * SECOND);
         self.finish_at = None;
         self.last_blow = true;
+        self
+    }
+
+    /// There are always spare nodes, of which some make no replica.
+    fn replicated(mut self, dice: &mut Dice) -> Scenario {
+        let size = dice.between(2, 4) as u32;
+        let (replicas, spares) = (dice.between(1, 4) as u32, dice.between(1, 4) as u32);
+        self.spec.nodes_per_replica = size;
+        self.spec.max_nodes = size * replicas;
+        self.spec.min_nodes = size * dice.between(1, u64::from(replicas) + 1) as u32;
+        self.hosts = (self.spec.max_nodes + spares) as usize;
+        self.first = self.hosts;
+        self.clash = false;
+        self.slots = vec![1; self.hosts];
+        self.aware = (0..self.hosts).map(|_| dice.chance(0.8)).collect();
+        // Rounds end often, and the job continues.
+        self.spec.max_restarts = 1000;
+        self.faults.extend([FaultKind::Kill, FaultKind::Join]);
+        self.failing = dice.between(0, 4) as f64 / 10.0;
+        self.heal_at = self.heal_at.max(dice.between(30, 200) * SECOND);
         self
     }
 

@@ -32,8 +32,10 @@ impl World {
             let outcome = Outcome::Failed(Failure::new(FailureClass::Lost, "the deadline had passed"));
             return self.soon(p, Input::Member(GroupReport::Ended { round, outcome }.into()));
         }
-        // Workers at rest continue unchanged. What was planned for them may still happen.
-        let id = process.tree.as_ref().map_or(id, |tree| tree.id);
+        // Workers at rest continue unchanged, unless their replica has changed. What was planned for them may still
+        // happen.
+        let new = process.start.as_ref().is_some_and(|start| start.rank.replica_since == Some(round));
+        let id = process.tree.as_ref().filter(|_| !new).map_or(id, |tree| tree.id);
         process.tree = Some(Tree { id, round, quiet: false, at_rest: false, short: false });
         let started = self.dice.mostly(2 * SECOND, 12 * SECOND);
         self.at(started, Happening::TreeStarted { p, tree: id, round });

@@ -386,6 +386,7 @@ impl Participant {
             boot: record.boot.clone(),
             peer: record.peer.clone(),
             before: None,
+            replica_since: None,
         };
         self.round = Some(round.clone());
         self.idle_since = None;

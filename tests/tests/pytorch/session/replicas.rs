@@ -3,7 +3,7 @@
 use elastic_tests::prelude::*;
 
 use super::promises::{each_sample_once_an_epoch, result};
-use super::{SCRIPT, finish, first_step, is_as_undisturbed, kill, last_step, meet_without_agents};
+use super::{SCRIPT, finish, first_step, is_as_undisturbed, kill, last_step, meet_without_agents, pid_of};
 use crate::pytorch::trace::{LIMIT, Line, ended, lines, works};
 
 /// The rest of what must hold of replicas, where a test sees more than from outside of the processes.
@@ -11,6 +11,7 @@ use crate::pytorch::trace::{LIMIT, Line, ended, lines, works};
 fn the_ranks_of_a_replica_come_to_one_decision() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "forms_replicas.py", &[]);
+    meet_without_agents(&torch, "forms_replicas.py", &["across"]);
 }
 
 #[tokio::test]
@@ -103,6 +104,50 @@ async fn replicas_continue_from_the_agents_memory_when_all_die_and_from_disk_whe
     ended(&mut agents, 0).await;
     each_sample_once_an_epoch(&lines(&job), epochs);
     result(&lines(&job));
+}
+
+#[tokio::test]
+#[ignore = "half a minute: `make chaos` runs it"]
+async fn a_replica_of_two_nodes_takes_a_spare_for_a_lost_one_and_the_other_keeps_its_processes() {
+    let Some(torch) = Torch::find() else { return };
+    let job = Job::on_etcd("2:4").await.flag("--nodes-per-replica=2").flag("--max-restarts=0").flag("--warm-up=120");
+    // All four are in the first round, and no process is stopped while others import.
+    let job = job.conf("last_call_timeout", "60s").flag("--shutdown-timeout=20");
+    let job = job.script(&torch, SCRIPT, &["sharded", "across"]);
+    let names = ["a", "b", "c", "d"];
+    let mut agents: Vec<Agent> = job.start_all(names).into();
+    let first = works(&job, "applied", 1, 4).await;
+    let mut nodes: BTreeMap<u64, String> = BTreeMap::new();
+    for line in lines(&job).iter().filter(|line| line.is("applied") && line.number("round") == first) {
+        nodes.insert(line.number("rank"), line.text("node").to_owned());
+    }
+    let [kept, other, left, lost] = [0, 1, 2, 3].map(|rank| nodes[&rank].clone());
+    let whole: Vec<u64> = [&kept, &other].map(|node| pid_of(&job, node, first)).to_vec();
+    let spare = job.start("e");
+    spare.says("the workers are warm", LIMIT).await;
+
+    // When a node is lost, then the other replica keeps its processes
+    agents.remove(names.iter().position(|name| *name == lost).unwrap()).kill();
+    let alone = works(&job, "applied", first + 1, 2).await;
+    // And the spare takes its place: both workers of that replica are new, and get the state, each its part
+    let both = works(&job, "applied", alone, 4).await;
+    for round in [alone, both] {
+        assert_eq!([&kept, &other].map(|node| pid_of(&job, node, round)).to_vec(), whole);
+    }
+    assert_ne!(pid_of(&job, &left, both), pid_of(&job, &left, first));
+    let told = lines(&job);
+    let begins: Vec<_> = told.iter().filter(|line| line.is("begin") && line.number("round") == both).collect();
+    let names: BTreeSet<&str> = begins.iter().map(|line| line.text("node")).collect();
+    assert_eq!(names, BTreeSet::from([left.as_str(), "e"]));
+    assert!(begins.iter().all(|line| line.number("step") > 0), "{begins:?}");
+    // No restart was charged: there is none.
+    assert_eq!(job.record("round").await.unwrap()["restarts"], 0);
+
+    let epochs = finish(&job);
+    agents.push(spare);
+    ended(&mut agents, 0).await;
+    each_sample_once_an_epoch(&lines(&job), epochs);
+    is_as_undisturbed(&torch, &[], &lines(&job), epochs).await;
 }
 
 /// The workers of a node that have done a step in a round.

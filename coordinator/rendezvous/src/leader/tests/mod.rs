@@ -9,6 +9,7 @@ mod growth;
 mod history;
 mod losses;
 mod pause;
+mod replicas;
 mod rules;
 
 use serde_json::{Value, json};
@@ -33,6 +34,7 @@ struct Scene {
     min_round_time_ms: u64,
     policy: &'static str,
     exclude_after: u32,
+    nodes_per_replica: u32,
 }
 
 impl Scene {
@@ -58,6 +60,7 @@ impl Scene {
             min_round_time_ms: 0,
             policy,
             exclude_after: 0,
+            nodes_per_replica: 1,
         }
     }
 
@@ -101,10 +104,12 @@ impl Scene {
             "last_call_ms": self.last_call_ms, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000,
             "stop_grace_ms": 1000, "drain_grace_ms": 30_000, "margin_ms": 1000, "takeover_delay_ms": 60_000,
             "min_round_time_ms": self.min_round_time_ms, "restart_policy": self.policy,
-            "exclude_after": self.exclude_after,
+            "exclude_after": self.exclude_after, "nodes_per_replica": self.nodes_per_replica,
         });
         let ranks = self.ranks.iter().enumerate().map(|(rank, name)| {
-            let place = json!({ "group_rank": rank, "first_rank": rank, "role_rank_base": rank, "role_world_size": 2 });
+            let place = json!({
+                "group_rank": rank, "first_rank": rank, "role_rank_base": rank, "role_world_size": 2, "replica_since": 1,
+            });
             kv(self.keys.rank(1, Revision(2), &id(name)), merged(about(name), &place))
         });
         [

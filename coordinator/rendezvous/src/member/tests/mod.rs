@@ -348,6 +348,25 @@ fn failed_calls_are_repeated_less_and_less_often_and_a_refusal_is_warned_of_once
 }
 
 #[test]
+fn a_node_of_a_larger_replica_tells_whether_it_keeps_its_workers() {
+    for (rests, keeps) in [
+        (MemberInput::Agent(GroupReport::Quiesced { master: None, whole: true }), true),
+        (MemberInput::Agent(GroupReport::Quiesced { master: None, whole: false }), false),
+        (MemberInput::Agent(GroupReport::Stopped { master: None }), false),
+    ] {
+        let mut member = running();
+        member.spec.nodes_per_replica = 2;
+        let forms = json!({
+            "number": 2, "generation": 1, "state": "forming", "reason": "r",
+            "sealed": { "number": 1, "plan": 3, "nodes": 1 },
+        });
+        member.step(NOW, news(round(3, 15, forms)));
+        let out = member.step(NOW, rests.clone());
+        assert_eq!(own_record(&out).map(|own| own.keeps_workers), Some(keeps), "{rests:?}");
+    }
+}
+
+#[test]
 fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_those_that_live() {
     let record = |number: u64, at: i64, state: &str| {
         let plan = if state == "running" { (number, 20) } else { (1, 3) };
@@ -371,7 +390,8 @@ fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_th
         member.step(NOW, news(record(2, 15, "forming")));
         let has_workers = !matches!(rests, MemberInput::Agent(GroupReport::Stopped { .. }));
         let mut out = member.step(NOW, rests.clone());
-        // then the node tells whether it lacks some
+        // then the node tells whether it lacks some; that it keeps them, only where replicas have several nodes
+        assert_eq!(own_record(&out).map(|own| own.keeps_workers), Some(false));
         assert_eq!(own_record(&out).map(|own| own.lacks_workers), Some(lacks), "{warms_up} {rests:?}");
         member.step(NOW, answer(Call::Own, true, 16, vec![Some(record(2, 15, "forming")), None]));
         // When the round is sealed without it

@@ -21,21 +21,30 @@ pub(super) struct Agreement {
     nodes: Option<RangeInclusive<u32>>,
     /// The members of the last sealed round, in the order of their ranks.
     members: Vec<NodeId>,
+    /// Their rank records.
+    ranks: Vec<RankRecord>,
+    /// Nodes of a replica.
+    replica: u32,
 }
 
 impl Agreement {
-    pub(super) fn new(fixed: bool, nodes: Option<RangeInclusive<u32>>) -> Agreement {
-        Agreement { fixed, nodes, ..Agreement::default() }
+    pub(super) fn new(fixed: bool, nodes: Option<RangeInclusive<u32>>, replica: u32) -> Agreement {
+        Agreement { fixed, nodes, replica, ..Agreement::default() }
     }
 
     /// As if nothing had been written so far.
     pub(super) fn forget(&mut self) {
-        *self = Agreement::new(self.fixed, self.nodes.take());
+        *self = Agreement::new(self.fixed, self.nodes.take(), self.replica);
     }
 
     /// The members of the last sealed round.
     pub(super) fn members(&self) -> &[NodeId] {
         &self.members
+    }
+
+    /// Their places, in the same order.
+    pub(super) fn ranks(&self) -> &[RankRecord] {
+        &self.ranks
     }
 
     pub(super) fn started(&mut self, node: &NodeId, start: &Start) -> Result<(), String> {
@@ -105,13 +114,16 @@ impl Agreement {
         let ranks = mvcc.snapshot(&Scope::Prefix(prefix.clone()));
         let parsed = ranks.iter().map(Versioned::<RankRecord>::parse).collect::<Result<Vec<_>, _>>()?;
         whole(new, self.fixed, &parsed)?;
+        self.ranks = parsed.iter().map(|rank| rank.value.clone()).collect();
+        self.ranks.sort_by_key(|rank| rank.group_rank);
         let mut members: Vec<(u32, NodeId)> = Vec::new();
         for (kv, rank) in ranks.iter().zip(&parsed) {
             members.extend(Keys::node_of(&prefix, &kv.key).map(|node| (rank.value.group_rank, node)));
         }
         members.sort();
         let before = std::mem::replace(&mut self.members, members.into_iter().map(|(_, node)| node).collect());
-        if !self.fixed && old.sealed.is_some() { stable(&before, &self.members) } else { Ok(()) }
+        // Whole replicas come before what is left of others.
+        if !self.fixed && self.replica == 1 && old.sealed.is_some() { stable(&before, &self.members) } else { Ok(()) }
     }
 }
 

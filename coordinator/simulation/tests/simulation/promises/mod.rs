@@ -9,6 +9,7 @@ mod knowledge;
 mod one_group;
 mod one_result;
 mod pause;
+mod replicas;
 
 use elastic_rendezvous::job::{Desired, FailureClass, Keys, NodeId, RoundRecord, Versioned};
 use elastic_rendezvous::time::Time;
@@ -39,6 +40,7 @@ pub(crate) struct Promises {
     result: one_result::OneResult,
     pause: pause::Pause,
     exclusion: exclusion::Exclusion,
+    replicas: replicas::Replicas,
     calls: calls::Calls,
     /// History was lost then, and someone may still act on what is not true any more. Until no one can, what is written
     /// keeps no promise.
@@ -52,11 +54,12 @@ impl Promises {
         Promises {
             breach: None,
             healed: None,
-            agreement: agreement::Agreement::new(scenario.fixed(), scenario.nodes()),
+            agreement: agreement::Agreement::new(scenario.fixed(), scenario.nodes(), scenario.spec.nodes_per_replica),
             budget: budget::Budget::new(scenario.spec.clone()),
             result: one_result::OneResult::new(scenario.clash),
             pause: pause::Pause::new(&scenario.spec.timings),
             exclusion: exclusion::Exclusion::new(scenario),
+            replicas: replicas::Replicas::new(scenario.spec.nodes_per_replica),
             calls: calls::Calls::default(),
             lost_at: None,
             evicting: None,
@@ -140,6 +143,7 @@ impl Promises {
     fn forget(&mut self) {
         (self.budget.last, self.exclusion.last) = (None, None);
         self.agreement.forget();
+        self.replicas.forget();
         self.result.forget();
     }
 
@@ -152,6 +156,9 @@ impl Promises {
         self.hold("budget", checked);
         let checked = self.agreement.round_written(keys, round, mvcc);
         self.hold("agreement", checked);
+        let (members, ranks) = (self.agreement.members(), self.agreement.ranks());
+        let checked = self.replicas.round_written(&round.value, members, ranks);
+        self.hold("replicas", checked);
         let checked = self.pause.round_written(now, &round.value);
         self.hold("pause", checked);
         let checked = self.exclusion.round_written(now, &round.value, self.agreement.members(), self.budget.prompt);

@@ -63,6 +63,7 @@ fn spec() -> Spec {
         release: Some(release()),
         min_nodes: 2,
         max_nodes: 3,
+        nodes_per_replica: 8,
         max_restarts: 4,
         restarts_without_progress: Some(5),
         failed_starts: Some(7),
@@ -134,6 +135,7 @@ fn node() -> NodeRecord {
         place: Some(4),
         warms_up: true,
         lacks_workers: true,
+        keeps_workers: true,
         finished: true,
         introduces: true,
         release: Some(release()),
@@ -153,6 +155,7 @@ fn rank() -> RankRecord {
         boot: "b".into(),
         peer: endpoint(),
         before: Some(NodeId::from_text("z:1")),
+        replica_since: Some(2),
     }
 }
 

@@ -38,6 +38,7 @@ fn rank(name: &str, group_rank: u32) -> RankRecord {
         boot: "b".to_owned(),
         peer: peer(name),
         before: None,
+        replica_since: None,
     }
 }
 
