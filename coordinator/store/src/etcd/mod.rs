@@ -35,7 +35,7 @@ mod watch;
 
 pub use config::{EtcdConfig, EtcdTls, EtcdUser, Secret};
 pub use examine::{Alarm, MemberStatus};
-pub use releases::{FAULTS, ReleaseFault, faults_of};
+pub use releases::{FAULTS, ReleaseFault, faults_of, lowest_fit};
 
 use std::sync::Arc;
 use std::time::Duration;
