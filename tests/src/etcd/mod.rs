@@ -402,7 +402,11 @@ impl EtcdCluster {
         let [client_port, peer_port] = process::free_ports();
         let url = format!("http://127.0.0.1:{peer_port}");
         let learner = MemberAddOptions::new().with_is_learner();
-        first.client().await.member_add([url.clone()], Some(learner)).await.expect("add a learner");
+        // Members who have just met take no further one.
+        eventually("a learner is taken", READY, async || {
+            first.client().await.member_add([url.clone()], Some(learner.clone())).await.ok()
+        })
+        .await;
         let name = "learner".to_owned();
         let cluster = format!("{},{name}={url}", first.member.cluster);
         let options = first.options.clone().args(["--initial-cluster-state=existing"]);
