@@ -204,10 +204,13 @@ impl Store for EtcdStore {
     async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>> {
         let inner = &self.inner;
         inner.identity.floor()?;
-        let renewal = inner
-            .connection
-            .call(Repeat::Safe, async |link| inner.keep_alives.renew(link, lease, &inner.identity).await)
-            .await?;
+        let connection = &inner.connection;
+        // A new stream needs some of the call's time too.
+        let patience = connection.config.call_timeout * 2 / 3;
+        let renewal = connection
+            .call(Repeat::Safe, async |link| inner.keep_alives.renew(link, lease, &inner.identity, patience).await)
+            .await
+            .map_err(|error| refusal::told(error, &connection.who(), &Rights::of_lease()))?;
         if let Ok(None) = renewal {
             inner.keep_alives.forget(lease);
         }
