@@ -18,13 +18,13 @@ failed=0
 table=$(printf '%-8s' etcd)
 for column in "${columns[@]}"; do table+=$(printf '%14s' "$column"); done
 
-# What came of a run, out of its last lines: how many tests passed, and how many did not.
+# Runs tests on a release; prints how many passed, by the last lines of the run.
 run() {
     local ignored=default out code=0
     # The tests of these two that take a minute are for here.
     [[ $3 != "users, TLS" && $3 != between ]] || ignored=all
     out=$(ELASTIC_ETCD=$1 scripts/step.sh "etcd $1: $3" "$nextest" nextest run --locked --package elastic-tests \
-        --no-fail-fast --run-ignored "$ignored" -E "${2//RELEASE/${1/./_}}" 2>&1 | tee /dev/stderr) || code=$?
+        --no-fail-fast --run-ignored "$ignored" -E "${2//RELEASE/${1/./_}}" 2>&1 | tee >(cat >&2)) || code=$?
     sed -n 's/.*Summary.* tests\{0,1\} run: \([0-9]*\) passed.*/\1/p' <<<"$out" | tail -n 1
     return "$code"
 }
@@ -37,7 +37,8 @@ for release; do
         continue
     fi
     for at in "${!columns[@]}"; do
-        passed=$(run "$release" "${tests[at]}" "${columns[at]}") && told="$passed pass" || told="$passed, NOT ALL" failed=1
+        passed=$(run "$release" "${tests[at]}" "${columns[at]}") && told="$passed pass" ||
+            told="$passed, NOT ALL" failed=1
         row+=$(printf '%14s' "$told")
     done
     table+=$'\n'$row
