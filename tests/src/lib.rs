@@ -4,6 +4,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`agents`] | built agents as processes, their workers as scripts that tell where they are |
+//! | [`balancer`] | a TCP balancer that moves connections and cuts them |
 //! | [`contract`] | the promises of `elastic_store::Store`, as cases to run on any implementation |
 //! | [`cost_model`] | what a node costs its etcd, by the protocol |
 //! | [`counting_store`] | a store that counts what is asked of it |
@@ -29,6 +30,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 pub mod agents;
+pub mod balancer;
 pub mod contract;
 pub mod cost_model;
 pub mod counting_store;

@@ -19,7 +19,10 @@ pub use tempfile::TempDir;
 pub use crate::agents::{
     AT_ONCE, Agent, JOB_FAILED, Job, LEASE, LEFT, LIMIT, Round, Worker, exits, exits_within, json_lines,
 };
-pub use crate::etcd::{Certs, EtcdCluster, EtcdOptions, EtcdServer, etcd_of, free_port, signed_tokens, version_server};
+pub use crate::balancer::Balancer;
+pub use crate::etcd::{
+    Certs, EtcdCluster, EtcdOptions, EtcdServer, etcd_of, free_port, signed_tokens, usual_etcd, version_server,
+};
 pub use crate::in_process::{InProcessNode, quick_spec, start_node};
 pub use crate::percentile::{Spread, percentile};
 pub use crate::processes::{

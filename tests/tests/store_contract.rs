@@ -1,15 +1,6 @@
 //! The store contract on real etcd servers. Faults are in `etcd_faults`.
 
-use elastic_tests::contract::Subject;
-use elastic_tests::etcd;
-
-async fn of_the_machine() -> Subject {
-    etcd::subject(None).await
-}
-
-elastic_tests::contract_suite!(on_the_machines_etcd, of_the_machine);
-
-/// The same on a release that `scripts/etcd.sh` has got.
+/// The contract on a release, if it is there.
 macro_rules! on_release {
     ($name:ident, $release:literal) => {
         mod $name {
@@ -45,6 +36,7 @@ macro_rules! on_release {
     };
 }
 
+on_release!(on_etcd_3_4, "3.4");
 on_release!(on_etcd_3_5, "3.5");
 on_release!(on_etcd_3_6, "3.6");
 on_release!(on_etcd_3_7, "3.7");

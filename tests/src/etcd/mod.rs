@@ -3,10 +3,12 @@
 
 mod certs;
 pub(crate) mod process;
+mod releases;
 mod version;
 
 pub use certs::Certs;
 pub use process::free_port;
+pub use releases::{RELEASES, etcd_of, usual_etcd};
 pub use version::version_server;
 
 use std::path::{Path, PathBuf};
@@ -16,13 +18,14 @@ use std::time::Duration;
 
 use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdTls};
 use elastic_store::{Revision, Store};
-use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions};
+use etcd_client::{
+    Certificate, Client, ConnectOptions, Identity, MemberAddOptions, Permission, PermissionType, TlsOptions,
+};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::contract::Subject;
 use crate::processes::Process;
-use crate::requirement::skip;
 use crate::wait::{eventually, within};
 
 /// The longest that a server may take to be ready.
@@ -35,7 +38,7 @@ const ELECTION_MS: u32 = 500;
 /// How to start a server.
 #[derive(Clone, Default)]
 pub struct EtcdOptions {
-    /// The binary; by default the `etcd` on the path.
+    /// The binary; by default [`usual_etcd`].
     pub binary: Option<PathBuf>,
     /// Further command-line arguments.
     pub args: Vec<String>,
@@ -63,11 +66,20 @@ impl Member {
 }
 
 impl EtcdOptions {
-    /// A server that offers the v2 API beside v3: the machine's own etcd, also where a later one comes before it on the
-    /// path. Etcd 3.6 has that API no more.
+    /// One for each of these releases that is here, with its name.
+    pub fn of<const N: usize>(releases: [&'static str; N]) -> Vec<(&'static str, EtcdOptions)> {
+        let of = |release| Some((release, EtcdOptions { binary: Some(etcd_of(release)?), ..EtcdOptions::default() }));
+        releases.into_iter().filter_map(of).collect()
+    }
+
+    /// A server that offers the v2 API beside v3: the machine's own. etcd 3.6 has that API no more.
     pub fn with_v2() -> EtcdOptions {
-        let installed = PathBuf::from("/usr/bin/etcd");
-        EtcdOptions { binary: installed.exists().then_some(installed), ..EtcdOptions::default() }.args(["--enable-v2"])
+        EtcdOptions::oldest().args(["--enable-v2"])
+    }
+
+    /// The machine's own server, which could offer the v2 API and does not.
+    pub fn oldest() -> EtcdOptions {
+        EtcdOptions { binary: Some(releases::own_etcd()), ..EtcdOptions::default() }
     }
 
     /// Adds arguments.
@@ -146,7 +158,7 @@ impl EtcdServer {
             }
         }
         args.extend(self.options.args.iter().cloned());
-        let mut command = Command::new(self.options.binary.clone().unwrap_or_else(|| "etcd".into()));
+        let mut command = Command::new(self.options.binary.as_deref().unwrap_or_else(|| usual_etcd()));
         command.args(args).env("ETCDCTL_API", "3").env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH);
         self.process = Some(Process::spawn("etcd", command, &self.dir.path().join("log")));
     }
@@ -286,6 +298,12 @@ impl EtcdServer {
         assert!(self.ready().await, "etcd did not come up again; its log:\n{}", self.log_tail());
     }
 
+    /// Kills it and starts it again on the same data and ports with the server of a release.
+    pub async fn upgrade(&mut self, binary: PathBuf) {
+        self.options.binary = Some(binary);
+        self.restart().await;
+    }
+
     /// Kills it, throws its data away and starts it again on the same ports, as a cluster with `token`.
     pub async fn replace(&mut self, token: &str) {
         self.kill();
@@ -378,6 +396,27 @@ impl EtcdCluster {
         self.members.iter().for_each(EtcdServer::note_auth);
     }
 
+    /// Adds a member that has no vote yet, which takes neither reads nor writes, and waits until it listens.
+    pub async fn add_learner(&mut self) {
+        let first = &self.members[0];
+        let [client_port, peer_port] = process::free_ports();
+        let url = format!("http://127.0.0.1:{peer_port}");
+        let learner = MemberAddOptions::new().with_is_learner();
+        // Members who have just met take no further one.
+        eventually("a learner is taken", READY, async || {
+            first.client().await.member_add([url.clone()], Some(learner.clone())).await.ok()
+        })
+        .await;
+        let name = "learner".to_owned();
+        let cluster = format!("{},{name}={url}", first.member.cluster);
+        let options = first.options.clone().args(["--initial-cluster-state=existing"]);
+        let mut server = EtcdServer::prepare(options, Member { name, client_port, peer_port, cluster });
+        server.spawn();
+        let pid = server.pid().expect("a learner that runs");
+        eventually("the learner listens", READY, async || process::owns_port(pid, client_port).then_some(())).await;
+        self.members.push(server);
+    }
+
     /// The index of the member that leads.
     pub async fn leader(&self) -> usize {
         eventually("the cluster has a leader", READY, async || {
@@ -414,29 +453,4 @@ pub async fn subject(binary: Option<PathBuf>) -> Subject {
         })
     };
     Subject::new(store, Arc::new(compact)).keeping(server)
-}
-
-/// The server of a release, `3.5`, `3.6` or `3.7`, that `scripts/etcd.sh` has put into the user's cache: its newest.
-///
-/// Panics if there is none and `ELASTIC_REQUIRE_ETCD35`, or that of another release, is set.
-pub fn etcd_of(release: &str) -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
-    let kept = cache.and_then(|cache| std::fs::read_dir(cache.join("elastic-etcd")).ok());
-    let patch = |name: &str| match name.strip_prefix(release)?.strip_prefix('.') {
-        Some(patch) => patch.parse::<u32>().ok(),
-        None => (name == release).then_some(0),
-    };
-    let found = kept
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| Some((patch(entry.file_name().to_str()?)?, entry.path().join("etcd"))))
-        .filter(|(_, binary)| binary.exists())
-        .max();
-    if found.is_none() {
-        let why = format!("there is no etcd {release}: `scripts/etcd.sh {release}` gets one");
-        skip(&format!("ETCD{}", release.replace('.', "")), why);
-    }
-    found.map(|(_, binary)| binary)
 }

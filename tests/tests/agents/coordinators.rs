@@ -201,24 +201,3 @@ async fn training_lives_through_the_deaths_of_replicas_and_of_etcds_leader() {
     let printed: String = site.agents.iter().map(Agent::output).collect();
     undisturbed.is_same(&json_lines(&site.job.path("trace")), &printed);
 }
-
-/// What the proxy answers by itself names no cluster.
-#[tokio::test]
-async fn etcd_may_be_behind_its_own_proxy() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let at = format!("127.0.0.1:{}", free_port());
-    let (members, listen) = (format!("--endpoints={}", etcd.address()), format!("--listen-addr={at}"));
-    let args = ["grpc-proxy", "start", &members, &listen, &format!("--advertise-client-url={at}")];
-    let _proxy = Process::start_program(Path::new("etcd"), &args);
-    let job = Job::on(&etcd, "1:2").flag(&format!("--rdzv-endpoint={at}")).flag("--max-restarts=1");
-    // Given a job whose agents meet through the proxy, when a worker fails, and an agent dies
-    let mut agents = job.start_all(["a", "b"]);
-    let round = job.runs(1, 2).await;
-    round.of("b").exit(1);
-    let round = job.runs(round.number + 1, 2).await;
-    agents[1].kill();
-    let round = job.runs(round.number + 1, 1).await;
-    // then the job continues as on etcd itself
-    assert_eq!(round.restarts(), 1);
-    job.succeeds(&mut agents[..1]).await;
-}

@@ -13,6 +13,7 @@ mod final_save;
 mod flags;
 pub(crate) mod gpus;
 mod hosted;
+mod in_between;
 pub(crate) mod live;
 mod logs;
 mod memory;

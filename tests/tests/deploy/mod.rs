@@ -8,6 +8,7 @@ mod kubernetes;
 mod machines;
 mod prometheus;
 mod recipe;
+mod rights;
 mod scripts;
 mod slurm;
 mod units;

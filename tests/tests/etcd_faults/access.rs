@@ -76,6 +76,17 @@ async fn only_the_right_password_opens() {
     }) {}
 }
 
+/// Some releases tell their version to root alone.
+#[tokio::test]
+async fn a_user_without_the_rights_of_root_is_let_in_on_each_release() {
+    for (release, options) in EtcdOptions::of(["3.4", "3.5", "3.6", "3.7"]) {
+        let server = EtcdServer::start(options.args(["--bcrypt-cost=4"])).await;
+        server.enable_auth("root-secret", "secret").await;
+        let probe = store_as(&server, Some(user("trainer", "secret"))).probe().await;
+        assert!(probe.is_ok(), "{release}: {probe:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_password_that_changes_is_read_again_and_costs_no_watch() {
     // Given a store whose password is in a file, with a watch and a lease

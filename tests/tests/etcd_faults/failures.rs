@@ -204,6 +204,27 @@ async fn a_frozen_member_is_left_for_another() {
 }
 
 #[tokio::test]
+async fn a_member_without_a_vote_is_passed_over() {
+    let mut cluster = EtcdCluster::start().await;
+    cluster.add_learner().await;
+    // Given endpoints the first of which is a learner, for whatever is asked first
+    let learner = cluster.members[3].address();
+    let others = cluster.members.iter().map(EtcdServer::address).take(2);
+    let endpoints: Vec<_> = [learner].into_iter().chain(others).collect();
+    for seed in 0..3 {
+        let store = || EtcdStore::connect(EtcdConfig { seed, ..EtcdConfig::new(endpoints.clone()) }).unwrap();
+        // then a write is made once, by another
+        store().txn(put("/l/a", "1")).await.unwrap();
+        assert!(store().probe().await.unwrap().version.starts_with("3."));
+        let lease = store().grant(Duration::from_secs(60)).await.unwrap();
+        assert!(store().keep_alive(lease).await.unwrap().is_some());
+        let mut watcher = store().watch(elastic_store::Scope::Key("/l/a".into()), Revision(1)).await.unwrap();
+        let update = within("an event", LIMIT, watcher.recv()).await;
+        assert!(matches!(&update, Some(WatchUpdate::Events(_))), "{update:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_full_store_says_so() {
     let options = EtcdOptions::default().args(["--quota-backend-bytes", "262144"]);
     let server = EtcdServer::start(options).await;

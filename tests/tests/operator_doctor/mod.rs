@@ -7,6 +7,7 @@ mod clocks;
 use elastic_rendezvous::job::{NodeRecord, Phase, to_json};
 use elastic_store::embedded::EmbeddedServer;
 use elastic_tests::prelude::*;
+use elastic_torchelastic::etcd_v2::{EtcdV2, Only, Request};
 
 /// Longer than a look may take: half a minute.
 const WITHIN: Duration = Duration::from_secs(40);
@@ -85,7 +86,12 @@ async fn a_server_that_runs_is_well_and_keeps_nothing_of_the_look() {
 #[tokio::test]
 async fn the_v2_api_is_told_where_it_answers() {
     let etcd = EtcdServer::start(EtcdOptions::with_v2()).await;
-    Told::by(&["--etcd", &etcd.address()]).await.says("v2", &etcd.address(), "ok", "the v2 API answers");
+    let at = etcd.address();
+    Told::by(&["--etcd", &at]).await.says("v2", &at, "ok", "the v2 API answers, and holds nothing");
+    let client = EtcdV2::connect(etcd.config()).unwrap();
+    let key = "/torchelastic/p2p/a".to_owned();
+    client.request(Request::Put { key, value: "1".into(), ttl: None, only: Only::Always }).await.unwrap();
+    Told::by(&["--etcd", &at]).await.says("v2", &at, "warning", "holds /torchelastic");
 }
 
 #[tokio::test]

@@ -76,7 +76,7 @@ async fn a_pickle_that_would_run_is_not_run() {
 #[tokio::test]
 async fn a_server_without_the_v2_api_is_reported_with_the_flag_to_use() {
     let scene = Scene::new(None, "1").await;
-    let without = EtcdServer::start(EtcdOptions::default()).await;
+    let without = EtcdServer::start(EtcdOptions::oldest()).await;
     let mut agent = scene.start_with(Ours, "a", &["--rdzv-backend=etcd-v2", &endpoint(&without.address())]);
     refuses(&mut agent, &["--enable-v2"]).await;
 

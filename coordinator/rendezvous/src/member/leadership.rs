@@ -31,6 +31,8 @@ pub(super) struct Leadership {
     /// The mod revision of a `leader` record that no one holds: the node that campaigns writes over it.
     /// [`Revision::NONE`]: no such record is there.
     vacant: Revision,
+    /// The leader's key is gone, which this node has not acted on: see [`Member::leader_is`].
+    gone: bool,
     /// The term of a leader whose death is confirmed.
     pub(super) dead_term: Option<Revision>,
     /// Who led last, of those that lead no more.
@@ -61,6 +63,10 @@ impl Member {
         self.leader_is(now, held, at, out);
     }
 
+    /// Takes in who leads. To a node that the store refuses, the end of the leader's key is news that may come late: what
+    /// ended it may have been the same refusal, and the node could not campaign. So it follows on, or leads on, until
+    /// another leads or the store lets it in. Its workers live no longer by that than the leader's word allows, which
+    /// holds also where the leader itself does not know of its end.
     pub(super) fn leader_is(
         &mut self,
         now: Time,
@@ -72,6 +78,10 @@ impl Member {
             return;
         }
         self.leadership.news = at;
+        self.leadership.gone = leader.is_none() && self.refused && self.leadership.leader.is_some();
+        if self.leadership.gone {
+            return;
+        }
         let term = leader.as_ref().map(|leader| leader.modified);
         let unchanged = term.is_some() && term == self.leadership.leader.as_ref().map(|leader| leader.modified);
         if unchanged {
@@ -107,6 +117,14 @@ impl Member {
                     self.campaign_soon(now);
                 }
             }
+        }
+    }
+
+    /// The store takes what this node writes: what it has not acted on meanwhile, it does now.
+    pub(super) fn let_in(&mut self, now: Time, out: &mut Out) {
+        self.refused = false;
+        if self.leadership.gone {
+            self.leader_is(now, None, self.leadership.news, out);
         }
     }
 

@@ -77,6 +77,9 @@ impl Member {
                 self.renewed = self.renewed.max(sent);
                 self.store_answered(now);
                 self.prove_lease();
+                if self.own.hangs_on(lease) {
+                    self.let_in(now, out);
+                }
                 self.timers.set(Timer::Lease, sent + self.spec.timings.renewal());
                 self.told = None;
             }

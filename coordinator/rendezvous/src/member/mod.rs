@@ -308,6 +308,8 @@ pub struct Member {
     proofs: Proofs,
     own: OwnKey,
     leadership: Leadership,
+    /// The store refuses what this node writes, or its renewals, as far as it has said last.
+    refused: bool,
     round: Option<Versioned<RoundRecord>>,
     /// When that came into its stage, where this node saw it do so.
     stage_since: Option<Time>,
@@ -352,6 +354,7 @@ impl Member {
             renewed: Time::ZERO,
             proofs: Proofs::default(),
             leadership: Leadership::default(),
+            refused: false,
             finished: None,
             secret: None,
             round: None,

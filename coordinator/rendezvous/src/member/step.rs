@@ -74,6 +74,9 @@ impl Member {
         }
         self.failures = 0;
         self.store_answered(now);
+        if matches!(call, Call::Own | Call::Campaign) {
+            self.let_in(now, out);
+        }
         match call {
             Call::Join => self.job_read(now, &result, out),
             // Whatever came of it, the job is read next.
@@ -129,6 +132,7 @@ impl Member {
     /// Tells of a call that failed; how long to pause before the next. Pauses grow and differ, so that all the nodes of a
     /// job do not ask a store that has just come back at once.
     pub(super) fn trouble(&mut self, error: &StoreError, out: &mut Out) -> Duration {
+        self.refused |= matches!(error, StoreError::Denied { .. });
         let longest = LONGEST.min(self.spec.timings.renewal());
         let pause = if error.is_transient() {
             self.say_once(format!("{error}; trying again"), out);

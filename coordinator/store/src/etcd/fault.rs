@@ -108,8 +108,9 @@ pub(super) fn of_words(words: &str, at: &str) -> Option<Fault> {
     if says("authentication failed") || says("permission denied") {
         return Some(Fault::Refused(StoreError::Denied { endpoints, cause: words.to_owned() }));
     }
-    // Refused before anything was proposed to the cluster: by a member that is cut off from it, or is still starting...
-    if says("etcdserver: no leader") || says("not capable") {
+    // Refused before anything was proposed to the cluster: by a member that is cut off from it, is still starting, or has
+    // no vote yet...
+    if says("etcdserver: no leader") || says("not capable") || says("not supported for learner") {
         return Some(Fault::NotSent(words.to_owned()));
     }
     // ...and by one that is well.
@@ -225,6 +226,7 @@ mod tests {
             (Unavailable, "etcdserver: request timed out, possibly due to previous leader failure", true),
             (Unavailable, "etcdserver: server stopped", true),
             (FailedPrecondition, "etcdserver: not capable", true),
+            (FailedPrecondition, "etcdserver: rpc not supported for learner", true),
             // Answers.
             (Unavailable, "etcdserver: leader changed", false),
             (ResourceExhausted, "etcdserver: too many requests", false),
@@ -245,9 +247,11 @@ mod tests {
 
     #[test]
     fn what_was_never_proposed_is_known_not_to_have_happened() {
-        for (code, message) in
-            [(Code::Unavailable, "etcdserver: no leader"), (Code::ResourceExhausted, "etcdserver: too many requests")]
-        {
+        for (code, message) in [
+            (Code::Unavailable, "etcdserver: no leader"),
+            (Code::FailedPrecondition, "etcdserver: rpc not supported for learner"),
+            (Code::ResourceExhausted, "etcdserver: too many requests"),
+        ] {
             assert!(fault(code, message).may_repeat(Repeat::Never), "{message}");
             assert!(matches!(error(code, message, true), StoreError::Unavailable { .. }), "{message}");
         }

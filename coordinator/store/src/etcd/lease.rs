@@ -1,11 +1,15 @@
 //! Keep-alives: one stream for each lease, kept open between renewals.
+//!
+//! etcd's `grpc-proxy` answers the first question of a stream at once, and each later one when it renews the lease by
+//! itself, three times in a TTL. Where a kept stream is that slow and a new one is not, each renewal takes a new one.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use etcd_client::{Error, LeaseKeepAliveStream, LeaseKeeper};
+use etcd_client::{Error, LeaseKeepAliveStream, LeaseKeeper, ResponseHeader};
 use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::{Instant, timeout};
 
 use super::connection::Link;
 use super::identity::Identity;
@@ -14,12 +18,22 @@ use crate::{LeaseId, Result, StoreError};
 /// What a renewal came to: the time granted, `None` for a lease that is gone.
 pub(super) type Renewal = Result<Option<Duration>>;
 
-type Slot = Arc<AsyncMutex<Option<Stream>>>;
+/// How long a new stream may take to answer, where the one before was too slow, to be taken for quick.
+const QUICK: Duration = Duration::from_millis(800);
 
 /// The open streams. A stream is taken out of its slot while it is used and put back when its answer has come, so that
 /// a renewal that was given up leaves no late answer to be taken for the next one's.
 #[derive(Default)]
-pub(super) struct KeepAlives(Mutex<HashMap<LeaseId, Slot>>);
+pub(super) struct KeepAlives(Mutex<HashMap<LeaseId, Arc<AsyncMutex<Slot>>>>);
+
+#[derive(Default)]
+struct Slot {
+    stream: Option<Stream>,
+    /// The time granted, as the member at the other end of this connection has told it.
+    granted: Option<(Arc<Link>, Duration)>,
+    /// Streams are slow when they are kept.
+    keeps_none: bool,
+}
 
 struct Stream {
     link: Arc<Link>,
@@ -28,7 +42,7 @@ struct Stream {
 }
 
 impl KeepAlives {
-    fn slots(&self) -> MutexGuard<'_, HashMap<LeaseId, Slot>> {
+    fn slots(&self) -> MutexGuard<'_, HashMap<LeaseId, Arc<AsyncMutex<Slot>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -36,36 +50,70 @@ impl KeepAlives {
         self.slots().remove(&lease);
     }
 
-    /// Sends one renewal and awaits its answer.
-    pub(super) async fn renew(&self, link: Arc<Link>, lease: LeaseId, identity: &Identity) -> Result<Renewal, Error> {
+    /// Sends one renewal and awaits its answer; on a kept stream no longer than `patience`, then on a new one.
+    pub(super) async fn renew(
+        &self,
+        link: Arc<Link>,
+        lease: LeaseId,
+        identity: &Identity,
+        patience: Duration,
+    ) -> Result<Renewal, Error> {
         let slot = self.slots().entry(lease).or_default().clone();
         let mut slot = slot.lock().await;
-        let mut stream = match slot.take() {
-            Some(stream) if Arc::ptr_eq(&stream.link, &link) => stream,
-            _ => match link.client.lease_client().keep_alive(lease.0).await {
-                Ok((keeper, answers)) => Stream { link, keeper, answers },
-                // The client keeps the first answer to itself. This is its error for a lease that is gone, and for
-                // more: etcd knows.
-                Err(error @ Error::LeaseKeepAliveError(_)) => {
-                    let left = link.client.lease_client().time_to_live(lease.0, None).await?;
-                    return if left.ttl() > 0 { Err(error) } else { Ok(Ok(None)) };
-                }
-                Err(error) => return Err(error),
-            },
-        };
-        // The client keeps the first answer's TTL to itself, so a new stream is asked once more.
-        stream.keeper.keep_alive().await?;
-        let answer = stream.answers.message().await?;
-        let answer = answer.ok_or_else(|| Error::LeaseKeepAliveError("the stream of keep-alives ended".into()))?;
-        if let Some(header) = answer.header()
-            && let Err(lost) = identity.met(header.cluster_id(), &stream.link.uri)
+        let kept = slot.stream.take().filter(|stream| Arc::ptr_eq(&stream.link, &link));
+        let was_kept = kept.is_some();
+        if let Some(mut stream) = kept
+            && let Ok(renewed) = timeout(patience, stream.renew(identity)).await
         {
+            if matches!(renewed, Ok(Ok(Some(_)))) {
+                slot.stream = Some(stream);
+            }
+            return renewed;
+        }
+        let begun = Instant::now();
+        let (keeper, answers) = match link.client.lease_client().keep_alive(lease.0).await {
+            Ok(opened) => opened,
+            // The client keeps the first answer to itself. This is its error for a lease that is gone, and for more:
+            // etcd knows.
+            Err(error @ Error::LeaseKeepAliveError(_)) => {
+                let left = link.client.lease_client().time_to_live(lease.0, None).await?;
+                return if left.ttl() > 0 { Err(error) } else { Ok(Ok(None)) };
+            }
+            Err(error) => return Err(error),
+        };
+        slot.keeps_none |= was_kept && begun.elapsed() < QUICK;
+        // The first answer's TTL and header are the client's secret too: so a new connection is asked for these.
+        let granted = match slot.granted.take() {
+            Some((told_by, granted)) if Arc::ptr_eq(&told_by, &link) => granted,
+            _ => {
+                let left = link.client.lease_client().time_to_live(lease.0, None).await?;
+                if let Err(lost) = met(left.header(), identity, &link) {
+                    return Ok(Err(lost));
+                }
+                let Ok(granted @ 1..) = u64::try_from(left.granted_ttl()) else { return Ok(Ok(None)) };
+                Duration::from_secs(granted)
+            }
+        };
+        slot.granted = Some((Arc::clone(&link), granted));
+        slot.stream = (!slot.keeps_none).then_some(Stream { link, keeper, answers });
+        Ok(Ok(Some(granted)))
+    }
+}
+
+impl Stream {
+    async fn renew(&mut self, identity: &Identity) -> Result<Renewal, Error> {
+        self.keeper.keep_alive().await?;
+        let answer = self.answers.message().await?;
+        let answer = answer.ok_or_else(|| Error::LeaseKeepAliveError("the stream of keep-alives ended".into()))?;
+        if let Err(lost) = met(answer.header(), identity, &self.link) {
             return Ok(Err(lost));
         }
-        let Ok(seconds @ 1..) = u64::try_from(answer.ttl()) else { return Ok(Ok(None)) };
-        *slot = Some(stream);
-        Ok(Ok(Some(Duration::from_secs(seconds))))
+        Ok(Ok(u64::try_from(answer.ttl()).ok().filter(|ttl| *ttl > 0).map(Duration::from_secs)))
     }
+}
+
+fn met(header: Option<&ResponseHeader>, identity: &Identity, link: &Link) -> Result<()> {
+    header.map_or(Ok(()), |header| identity.met(header.cluster_id(), &link.uri))
 }
 
 /// A duration in the whole seconds that etcd counts in: never shorter than asked for.

@@ -35,7 +35,7 @@ mod watch;
 
 pub use config::{EtcdConfig, EtcdTls, EtcdUser, Secret};
 pub use examine::{Alarm, MemberStatus};
-pub use releases::{FAULTS, ReleaseFault, faults_of};
+pub use releases::{FAULTS, ReleaseFault, faults_of, lowest_fit};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,9 +73,12 @@ struct Inner {
 pub struct Probe {
     /// The endpoint that answered.
     pub endpoint: String,
-    /// The etcd version it runs.
+    /// The etcd version it runs; [`UNTOLD`], where it does not tell us.
     pub version: String,
 }
+
+/// Told where the version is not: some releases tell theirs to root alone.
+pub const UNTOLD: &str = "of a version that it tells to its root user alone";
 
 impl EtcdStore {
     /// Takes the configuration. No connection is made yet: etcd need not be up.
@@ -116,21 +119,28 @@ impl Inner {
     }
 
     async fn probe(&self) -> Result<Probe> {
-        let (endpoint, status) = self
-            .connection
-            .call(Repeat::Safe, async |link| {
-                let status = link.client.maintenance_client().status().await?;
-                Ok((link.uri.clone(), status))
-            })
-            .await?;
-        self.met(status.header())?;
+        let ask = async |link: Arc<connection::Link>| {
+            let status = link.client.maintenance_client().status().await?;
+            Ok((link.uri.clone(), status))
+        };
+        let (endpoint, version) = match self.connection.call(Repeat::Safe, ask).await {
+            Ok((endpoint, status)) => {
+                self.met(status.header())?;
+                (endpoint, status.version().to_owned())
+            }
+            // So do 3.5.28 to 3.5.31, and 3.6.9 to 3.6.11. Whether we are let in is seen below.
+            Err(StoreError::Denied { endpoints, cause }) if cause.contains("permission denied") => {
+                (endpoints, UNTOLD.to_owned())
+            }
+            Err(error) => return Err(error),
+        };
         // A member answers for itself even without a quorum; a linearizable read needs one. Whether we may read this
         // very key does not matter.
         match self.transact(Txn::of([Op::get("elastic")])).await {
             Err(StoreError::Denied { cause, .. }) if cause.contains("permission denied") => {}
             outcome => drop(outcome?),
         }
-        Ok(Probe { endpoint, version: status.version().to_owned() })
+        Ok(Probe { endpoint, version })
     }
 
     async fn transact(&self, txn: Txn) -> Result<TxnResult> {
@@ -194,10 +204,13 @@ impl Store for EtcdStore {
     async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>> {
         let inner = &self.inner;
         inner.identity.floor()?;
-        let renewal = inner
-            .connection
-            .call(Repeat::Safe, async |link| inner.keep_alives.renew(link, lease, &inner.identity).await)
-            .await?;
+        let connection = &inner.connection;
+        // A new stream needs some of the call's time too.
+        let patience = connection.config.call_timeout * 2 / 3;
+        let renewal = connection
+            .call(Repeat::Safe, async |link| inner.keep_alives.renew(link, lease, &inner.identity, patience).await)
+            .await
+            .map_err(|error| refusal::told(error, &connection.who(), &Rights::of_lease()))?;
         if let Ok(None) = renewal {
             inner.keep_alives.forget(lease);
         }

@@ -41,6 +41,11 @@ impl Rights {
         Rights { read: vec![read], write: Vec::new() }
     }
 
+    /// Those of a renewal: some releases of etcd ask for them.
+    pub(super) fn of_lease() -> Rights {
+        Rights { read: Vec::new(), write: vec!["the keys of its lease".to_owned()] }
+    }
+
     fn reads(&mut self, key: String) {
         if !self.read.contains(&key) {
             self.read.push(key);

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use self::link::Links;
 use self::wire::HttpReply;
+use elastic_store::etcd::EtcdConfig;
 use elastic_store::etcd::fault::Repeat;
-use elastic_store::etcd::{EtcdConfig, Probe};
 use elastic_store::{Result, StoreError};
 
 /// What must be so for a write to happen; etcd checks it in the same step.
@@ -156,6 +156,17 @@ pub enum News {
 /// Longest that one long poll lasts: how long a dead connection goes unnoticed. etcd ends a poll after five minutes.
 const POLL: Duration = Duration::from_secs(60);
 
+/// The etcd that answered a probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probe {
+    /// The endpoints that were asked.
+    pub endpoint: String,
+    /// The etcd version it runs.
+    pub version: String,
+    /// What its v2 API holds at the top.
+    pub keys: Vec<String>,
+}
+
 /// A client of one cluster. Cheap to clone; clones share connections.
 #[derive(Clone)]
 pub struct EtcdV2 {
@@ -182,16 +193,17 @@ impl EtcdV2 {
     }
 
     /// Checks that an etcd with the v2 API answers and accepts our credentials. [`StoreError::NotV2`] names the flag to
-    /// use.
+    /// use. It is a read of one member's own state: a quorum read is an entry in etcd's log, on which 3.6 panics.
     pub async fn probe(&self) -> Result<Probe> {
         let version = self.version().await?;
-        let endpoints = self.endpoints();
-        let reply = self.inner.links.call(Repeat::Safe, &wire::get("/v2/keys/", "quorum=true")).await?;
+        let endpoint = self.endpoints();
+        let reply = self.inner.links.call(Repeat::Safe, &wire::get("/v2/keys/", "")).await?;
         if reply.status == 404 && reply.json().is_err() {
-            return Err(StoreError::NotV2 { endpoints, cause: without_v2(&version) });
+            return Err(StoreError::NotV2 { endpoints: endpoint, cause: without_v2(&version) });
         }
-        self.judge(reply, true)?;
-        Ok(Probe { endpoint: endpoints, version })
+        let root = self.judge(reply, false)?.outcome.unwrap_or_default();
+        let keys = root.entries.into_iter().map(|entry| entry.key).collect();
+        Ok(Probe { endpoint, version, keys })
     }
 
     /// The server's version.

@@ -161,6 +161,57 @@ fn a_node_that_the_restored_round_does_not_have_wants_a_place_like_a_newcomer() 
 }
 
 #[test]
+fn a_node_that_the_store_refuses_follows_its_leader_until_another_leads_or_it_is_let_in() {
+    let gone = || Event::Delete { key: keys().leader(), revision: Revision(30) };
+    let gone = || MemberInput::Watched(WatchUpdate::Events(vec![gone()]));
+    let leaves = |out: &[MemberOutput]| out.contains(&MemberOutput::Pulse(None));
+    let denied = || StoreError::Denied { endpoints: "e".into(), cause: "permission denied".into() };
+    // Given a node that the store does not refuse, then it leaves a leader whose key is gone at once
+    assert!(leaves(&running().step(NOW, gone())));
+
+    // Given one whose renewals and writes it refuses
+    let refused = || {
+        let mut member = running();
+        let at = NOW + member.spec().timings.renewal() * 2;
+        let renews = member.step(at, MemberInput::Tick);
+        assert!(renews.contains(&MemberOutput::Renew(LeaseId(7))), "{renews:?}");
+        member.step(at, MemberInput::Renewed { sent: at, lease: LeaseId(7), result: Err(denied()) });
+        let out = member.step(at, gone());
+        assert!(!leaves(&out), "{out:?}");
+        (member, at)
+    };
+    // then the leader's word that all members are heard keeps its workers alive
+    let (mut member, at) = refused();
+    let lives_until = member.fence_point().unwrap();
+    let (proof_age, all_heard) = (SECOND * 5, Some(SECOND));
+    let word = Word { round: 1, revision: member.round().unwrap().modified, running: true, proof_age, all_heard };
+    let out = member.step(at + SECOND * 8, MemberInput::Word { sent: at + SECOND * 8, term: Revision(9), word });
+    assert!(member.fence_point().unwrap() > lives_until, "{out:?}");
+    assert!(campaign(&out).is_none());
+    // and when a write is answered, it takes the leader for gone, and campaigns in the end
+    let record = || Some(round(3, 12, sealed_round()));
+    let mut out = member.step(at + SECOND * 8, answer(Call::Own, true, 31, vec![record(), None]));
+    assert!(leaves(&out), "{out:?}");
+    for tick in 0..40 {
+        out.extend(member.step(at + SECOND * 8 + SECOND / 4 * tick, MemberInput::Tick));
+    }
+    assert!(campaign(&out).is_some(), "{out:?}");
+
+    // A renewal that is answered tells it the same
+    let (mut member, at) = refused();
+    let later = at + member.spec().timings.renewal();
+    assert!(member.step(later, MemberInput::Tick).contains(&MemberOutput::Renew(LeaseId(7))));
+    let renewed = MemberInput::Renewed { sent: later, lease: LeaseId(7), result: Ok(true) };
+    assert!(leaves(&member.step(later, renewed)));
+
+    // Another leader is followed at once
+    let (mut member, at) = refused();
+    let other = json!({ "node": "c:1", "peer": { "host": "h", "port": 1 } }).to_string();
+    let out = member.step(at, news(kv(keys().leader(), &other, 31, 31, Some(LeaseId(3)))));
+    assert!(out.iter().any(|output| matches!(output, MemberOutput::Pulse(Some((Revision(31), _))))), "{out:?}");
+}
+
+#[test]
 fn a_node_that_has_lost_its_store_asks_it_for_nothing_more_while_its_workers_end() {
     let lost = || StoreError::Lost { cause: "another store".into() };
     let asks = |out: &[MemberOutput]| {

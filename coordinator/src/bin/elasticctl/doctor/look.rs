@@ -33,6 +33,8 @@ pub(super) struct Cluster {
     pub(super) endpoints: Vec<Endpoint>,
     /// The certificates in the files that the flags name.
     pub(super) files: Vec<Shown>,
+    /// We are one of its users.
+    pub(super) users: bool,
 }
 
 /// What one showed. What comes after something that failed was not asked: it is `None`.
@@ -53,7 +55,8 @@ pub(super) struct Endpoint {
     pub(super) read: Option<Result<Duration, StoreError>>,
     /// The median of writes, each of them followed by a delete.
     pub(super) write: Option<Result<Duration, StoreError>>,
-    pub(super) v2: Option<Result<(), StoreError>>,
+    /// What the v2 API holds.
+    pub(super) v2: Option<Result<Vec<String>, StoreError>>,
 }
 
 impl Endpoint {
@@ -88,7 +91,7 @@ pub(super) async fn look(flags: &StoreFlags, peers: &PeerFlags) -> Result<Cluste
         files.push(shown(Whose::Peers, &peers.certificate)?);
         files.push(shown(Whose::PeersAuthority, &peers.authority)?);
     }
-    Ok(Cluster { endpoints, files })
+    Ok(Cluster { endpoints, files, users: config.user.is_some() })
 }
 
 fn files(tls: &EtcdTls) -> Result<Vec<Shown>, StoreError> {
@@ -124,7 +127,7 @@ async fn look_at(uri: &str, config: EtcdConfig, prefix: &str) -> Result<Endpoint
         seen.alarms = Some(store.alarms().await);
         seen.read = Some(reads(&store, prefix).await);
         seen.write = Some(writes(&store, prefix).await);
-        seen.v2 = Some(EtcdV2::connect(config)?.probe().await.map(drop));
+        seen.v2 = Some(EtcdV2::connect(config)?.probe().await.map(|found| found.keys));
     }
     Ok(seen)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use elastic_store::StoreError;
-use elastic_store::etcd::{Alarm, MemberStatus, faults_of};
+use elastic_store::etcd::{Alarm, MemberStatus, faults_of, lowest_fit};
 
 use super::finding::Finding;
 use super::look::{Cluster, Endpoint};
@@ -22,7 +22,8 @@ const CLUSTER: &str = "the cluster";
 
 /// All findings: each endpoint's, then the cluster's. `lease` is how long a silent node stays a member.
 pub(super) fn judge(cluster: &Cluster, lease: Duration) -> Vec<Finding> {
-    let mut findings: Vec<_> = cluster.endpoints.iter().flat_map(|endpoint| one(endpoint, lease)).collect();
+    let mut findings: Vec<_> =
+        cluster.endpoints.iter().flat_map(|endpoint| one(endpoint, lease, cluster.users)).collect();
     findings.extend(leader(cluster));
     findings.extend(members(cluster));
     findings.extend(alarms(cluster));
@@ -30,7 +31,7 @@ pub(super) fn judge(cluster: &Cluster, lease: Duration) -> Vec<Finding> {
 }
 
 /// An endpoint's findings, up to the first that leaves no sense in the rest.
-fn one(endpoint: &Endpoint, lease: Duration) -> Vec<Finding> {
+fn one(endpoint: &Endpoint, lease: Duration, users: bool) -> Vec<Finding> {
     let address = &endpoint.address;
     let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
     let mut findings = Vec::new();
@@ -53,22 +54,35 @@ fn one(endpoint: &Endpoint, lease: Duration) -> Vec<Finding> {
     }));
     findings.extend(endpoint.answers.as_ref().map(|answers| answer(address, answers)));
     match &endpoint.status {
-        Some(Ok(status)) => findings.extend([version(address, status), size(address, status)]),
+        Some(Ok(status)) => findings.extend([version(address, status, users), size(address, status)]),
         Some(Err(error)) => findings.push(Finding::not_told("status", address, error)),
         None => {}
     }
     findings.extend(endpoint.read.as_ref().map(|took| latency("read", address, took, lease)));
     findings.extend(endpoint.write.as_ref().map(|took| latency("write", address, took, lease)));
     if !endpoint.status.as_ref().is_some_and(|status| status.as_ref().is_ok_and(is_embedded)) {
-        findings.extend(endpoint.v2.as_ref().map(|v2| match v2 {
-            Ok(()) => Finding::ok("v2", address, "the v2 API answers; only --rdzv-backend=etcd-v2 needs it"),
-            Err(StoreError::NotV2 { .. }) => {
-                Finding::ok("v2", address, "the v2 API is off; only --rdzv-backend=etcd-v2 needs it")
-            }
-            Err(error) => Finding::not_told("v2", address, error),
-        }));
+        findings.extend(endpoint.v2.as_ref().map(|keys| v2(address, keys)));
     }
     findings
+}
+
+/// etcd 3.6 panics on what the v2 API wrote, until a snapshot of the member is newer.
+fn v2(address: &str, keys: &Result<Vec<String>, StoreError>) -> Finding {
+    let only = "only --rdzv-backend=etcd-v2 needs it";
+    match keys {
+        Ok(keys) if keys.is_empty() => {
+            Finding::ok("v2", address, format!("the v2 API answers, and holds nothing; {only}"))
+        }
+        Ok(keys) => {
+            let seen = format!("the v2 API answers, and holds {}; {only}", keys.join(", "));
+            Finding::warning("v2", address, seen).advise(
+                "before an upgrade to 3.6: end what uses it, start each member without --enable-v2, and wait until each \
+                 has made a snapshot since (--snapshot-count): docs/operations.md",
+            )
+        }
+        Err(StoreError::NotV2 { .. }) => Finding::ok("v2", address, format!("the v2 API is off; {only}")),
+        Err(error) => Finding::not_told("v2", address, error),
+    }
 }
 
 fn is_embedded(status: &MemberStatus) -> bool {
@@ -101,22 +115,28 @@ fn answer(address: &str, answers: &Result<(), StoreError>) -> Finding {
     })
 }
 
-fn version(address: &str, status: &MemberStatus) -> Finding {
+fn version(address: &str, status: &MemberStatus, users: bool) -> Finding {
     let version = &status.version;
     if is_embedded(status) {
         let seen = "the embedded store: in one process, for one machine and trials";
         return Finding::ok("version", address, seen);
     }
-    match faults_of(version).as_deref() {
-        None => Finding::unknown("version", address, format!("{version}: no version that is known here")),
-        Some([]) => Finding::ok("version", address, format!("{version}, without faults that matter here")),
-        Some(faults) => {
-            let told: Vec<_> =
-                faults.iter().map(|fault| format!("{} (before {})", fault.fault, fault.mended_in())).collect();
-            Finding::warning("version", address, format!("{version}: {}", told.join("; ")))
-                .advise("upgrade etcd, one member at a time; such a fault costs restarts, and breaks no promise")
-        }
+    let Some(mut faults) = faults_of(version) else {
+        return Finding::unknown("version", address, format!("{version}: no version that is known here"));
+    };
+    faults.retain(|fault| users || !fault.with_users);
+    if faults.is_empty() {
+        return Finding::ok("version", address, format!("{version}, without faults that matter here"));
     }
+    let told: Vec<_> = faults.iter().map(|fault| format!("{} (before {})", fault.fault, fault.fixed_in())).collect();
+    let to = match lowest_fit(version, users) {
+        Some(lowest) => format!("{lowest} or newer"),
+        None => "a newer line, since no release of this one is without".to_owned(),
+    };
+    let until = faults.iter().map(|fault| fault.advice).filter(|advice| !advice.is_empty());
+    let advice = [format!("upgrade etcd, one member at a time, to {to}")];
+    let advice: Vec<_> = advice.iter().map(String::as_str).chain(until).collect();
+    Finding::warning("version", address, format!("{version}: {}", told.join("; "))).advise(advice.join("; "))
 }
 
 fn size(address: &str, status: &MemberStatus) -> Finding {

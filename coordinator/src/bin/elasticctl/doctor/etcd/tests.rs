@@ -38,7 +38,7 @@ fn well(id: u64) -> Endpoint {
 }
 
 fn three() -> Cluster {
-    Cluster { endpoints: (1..=3).map(well).collect(), files: Vec::new() }
+    Cluster { endpoints: (1..=3).map(well).collect(), ..Cluster::default() }
 }
 
 fn told(cluster: &Cluster) -> Vec<Finding> {
@@ -107,7 +107,7 @@ fn what_cannot_be_reached_is_named_with_the_step_that_fails() {
 #[test]
 fn what_is_not_told_is_unknown_and_fails_nothing() {
     let denied = || StoreError::Denied { endpoints: "m1".to_owned(), cause: "only root".to_owned() };
-    let mut cluster = Cluster { endpoints: vec![well(1)], files: Vec::new() };
+    let mut cluster = Cluster { endpoints: vec![well(1)], ..Cluster::default() };
     for endpoint in &mut cluster.endpoints {
         endpoint.status = Some(Err(denied()));
         endpoint.members = Some(Err(denied()));
@@ -132,7 +132,7 @@ fn releases_sizes_and_times_have_their_bounds() {
     };
     let at = "m2:2379";
     let old = judged(&|status| status.version = "3.5.27".to_owned());
-    is(&old, State::Warning, "version", at, "stale after a pause (before 3.5.28, 3.6.9)", "upgrade");
+    is(&old, State::Warning, "version", at, "stale after a pause (before 3.4.42, 3.5.28, 3.6.9)", "to 3.5.28 or newer");
     let strange = judged(&|status| status.version = "main".to_owned());
     is(&strange, State::Unknown, "version", at, "main", "");
 
@@ -159,6 +159,30 @@ fn releases_sizes_and_times_have_their_bounds() {
             is(&told(&cluster), State::Warning, check, at, "above a tenth of a lease of 4 s", "lease_ttl");
         }
     }
+}
+
+#[test]
+fn what_matters_with_users_is_told_to_them_alone() {
+    let mut cluster = three();
+    assert!(told(&cluster).iter().all(|finding| finding.state == State::Ok));
+    cluster.users = true;
+    cluster.endpoints.truncate(1);
+    cluster.endpoints[0].members = Some(Ok(listed(1)));
+    let findings = told(&cluster);
+    let version = findings.iter().find(|finding| finding.check == "version").expect("the version");
+    let advice = version.advice.clone().unwrap_or_default();
+    assert!(version.seen.contains("one key can watch all later ones (before 3.5.33, 3.6.14, 3.7.1)"), "{version:#?}");
+    assert!(advice.contains("to 3.6.14 or newer; grant reads by prefix"), "{version:#?}");
+}
+
+#[test]
+fn what_the_v2_api_holds_is_warned_of_before_an_upgrade() {
+    let mut cluster = three();
+    cluster.endpoints[1].v2 = Some(Ok(Vec::new()));
+    assert!(told(&cluster).iter().all(|finding| finding.state == State::Ok));
+    cluster.endpoints[1].v2 = Some(Ok(vec!["/torchelastic".to_owned()]));
+    let held = "the v2 API answers, and holds /torchelastic";
+    is(&told(&cluster), State::Warning, "v2", "m2:2379", held, "before an upgrade to 3.6");
 }
 
 #[test]
@@ -218,7 +242,7 @@ fn the_embedded_store_is_no_cluster_and_has_no_faulty_release() {
     let mut embedded = well(1);
     embedded.status = Some(Ok(MemberStatus { version: "3.6.9+embedded".to_owned(), ..status() }));
     embedded.members = Some(Ok(listed(1)));
-    let findings = told(&Cluster { endpoints: vec![embedded], files: Vec::new() });
+    let findings = told(&Cluster { endpoints: vec![embedded], ..Cluster::default() });
     assert!(findings.iter().all(|finding| finding.state == State::Ok), "{findings:#?}");
     assert!(findings.iter().any(|finding| finding.seen.contains("trials")));
     assert!(findings.iter().all(|finding| finding.check != "members" && finding.check != "v2"));
