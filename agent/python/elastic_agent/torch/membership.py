@@ -154,6 +154,8 @@ class Membership:
         self._slow: Aside | None = None
         self._taken: dict[str, Any] | None = None
         self._all_are_there = False
+        # Whether the script of this rank does what follows its loop next, and whether all ranks of the group do the same.
+        self.loop_ends = self.are_alike = False
 
     def enter_first(self, which: sessions.Which) -> None:
         """Enters this worker's first group, with the state that an earlier worker left."""
@@ -403,8 +405,9 @@ class Membership:
         mine, healing = self._training.step_number, self._healing
         if self.departure.phase is Phase.STARTING:
             mine = -1 if self._left is None else self._left
-        told = group.gather(2 * (mine + 1) + (healing is not None))
-        offers = [[Offer(one // 2 - 1)] if one > 1 else [] for one in told]
+        told = group.gather(4 * (mine + 1) + 2 * self.loop_ends + (healing is not None))
+        self.are_alike = self.loop_ends and len(set(told)) == 1
+        offers = [[Offer(one // 4 - 1)] if one > 3 else [] for one in told]
         choice = choose(offers, checkpoint["step"] if checkpoint else None)
         if healing:
             # No rank makes a step now.
