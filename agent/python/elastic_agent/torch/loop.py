@@ -197,7 +197,7 @@ class Elastic:
                     return False
             elif leaving and (save := self._disk.save(self._members.place)):
                 # The others may be asked to leave in the next moment, and then no worker has the state.
-                save()
+                save() if self._members.departure.asked else self._members.save_apart(save)
             if self._members.departure.asked:
                 self._members.departure.leave()
         self._members.loop_ends = loop_ends
@@ -221,7 +221,7 @@ class Elastic:
         """Has rank 0 write a checkpoint, however long that takes. Returns why the group was lost, if it was."""
         save = self._disk.save(self._members.place)
         try:
-            self._replica.together(lambda: self._members.while_others_wait(save))
+            self._replica.together(lambda: self._members.save_together(save))
         except GroupLost as lost:
             return str(lost)
         return None
