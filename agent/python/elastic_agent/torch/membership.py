@@ -337,8 +337,8 @@ class Membership:
             raise GroupLost("a round forms after the last step")
 
     def save_together(self, save: Callable[[], None] | None) -> None:
-        """Writes a checkpoint; None where another rank does. All ranks call this, and it returns on all when each is done.
-        However long that takes, rounds may form meanwhile: this rank has come to rest, and the state does not change."""
+        """Writes a checkpoint; None where another rank does. All ranks call this, and it returns on all when each is
+        done. However long that takes, rounds may form meanwhile."""
         self._save(self.group, save or (lambda: None))
 
     def save_apart(self, save: Callable[[], None]) -> None:

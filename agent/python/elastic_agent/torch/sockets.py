@@ -25,7 +25,7 @@ def devices() -> tuple[list[Any], list[str]]:
 
 
 def _device(make: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """A device, which listens as soon as it is made."""
+    """A device, and where it listens."""
     for _ in range(_TRIES):
         before = _sockets()
         device = make()
@@ -47,8 +47,7 @@ def connections(listening: Collection[str], at_peers: Collection[str]) -> dict[i
 
 
 def shut_down(fd: int, inode: int) -> None:
-    """Shuts down a connection, if the descriptor is still that socket: gloo may have closed it, and its number may be
-    another file's. A duplicate keeps its identity meanwhile."""
+    """Shuts down a connection, if the descriptor is still that socket. A duplicate keeps its identity meanwhile."""
     try:
         own = os.dup(fd)
     except OSError:
