@@ -117,15 +117,15 @@ def start_sum(group, tensor, start=Group.start_sum):
     return work
 
 
-def start_send(group, tensors, rank, start=Group.start_send):
-    work = start(group, tensors, rank)
+def start_send(group, tensors, *ranks, start=Group.start_send):
+    work = start(group, tensors, *ranks)
     die_if_ordered("send")
     return work
 
 
-def start_receive(group, tensors, rank, start=Group.start_receive):
-    work = start(group, tensors, rank)
-    if len(tensors) > 1:
+def start_receives(group, tensors, start=Group.start_receives):
+    work = start(group, tensors)
+    if any(len(some) > 1 for some in tensors.values()):
         die_if_ordered("receive")
     return work
 
@@ -136,7 +136,7 @@ def copy(slots, at, tensor, copy=Slots._copy):
     return checksum
 
 
-Group.start_sum, Group.start_send, Group.start_receive, Slots._copy = start_sum, start_send, start_receive, copy
+Group.start_sum, Group.start_send, Group.start_receives, Slots._copy = start_sum, start_send, start_receives, copy
 middle.register_forward_hook(lambda *_: die_if_ordered("forward"))
 middle.register_full_backward_hook(lambda *_: die_if_ordered("backward"))
 

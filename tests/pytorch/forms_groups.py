@@ -1,6 +1,6 @@
 """Three ranks form many groups, one after the other, and lose some of them in every way. In the end no thread, no
 socket and no other descriptor is left over. The groups leave the script's own
-connections open."""
+connections and servers open."""
 
 import os
 import random
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import ranks
 from elastic_agent.torch import group as groups
+from elastic_agent.torch import state
 from elastic_agent.torch.group import Group, GroupLost
 
 RANKS = 3
@@ -57,34 +58,95 @@ def a_connection_of_the_scripts_own(port, number):
         one.close()
 
 
-def a_connection_opened_while_gloo_connects(port, number):
-    """What the script opens in that moment is not the group's, either."""
+class Own:
+    """The script's own server, and a connection to it."""
+
+    def __init__(self):
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.client = socket.create_connection(self.server.getsockname())
+        self.accepted = self.server.accept()[0]
+
+    def is_whole(self):
+        """Closes all of it. A connection that was shut down, and a server, refuse this."""
+        self.client.sendall(b"x")
+        assert self.accepted.recv(1) == b"x"
+        late = socket.create_connection(self.server.getsockname())
+        for one in (late, self.client, self.accepted, self.server):
+            one.close()
+
+
+def what_a_script_opens_while_gloo_connects(port, number):
+    """Servers and connections of that moment are not the group's, either: not where it is cut before all ranks are there,
+    and not where another thread begins to listen as gloo does."""
     place = {"rank": number, "world_size": RANKS, "round": 2 << 20, "master_addr": "127.0.0.1", "master_port": port}
-    opened, connects = [], dist.ProcessGroupGloo
+    opened, gloos = [], dist.ProcessGroupGloo
 
-    def connects_slowly(*arguments):
-        gloo = connects(*arguments)
-        opened.append(socket.create_connection(("127.0.0.1", port)))
-        return gloo
+    class Slowly(gloos):
+        def __init__(self, *arguments):
+            opened.append(Own())
+            super().__init__(*arguments)
+            opened.append(Own())
 
-    dist.ProcessGroupGloo = connects_slowly
+        @staticmethod
+        def create_default_device():
+            opened.extend(Own() for _ in range(not opened))
+            return gloos.create_default_device()
+
+    dist.ProcessGroupGloo = Slowly
     group = Group(place)
     group.join(timeout=30, outdated=lambda: False)
-    dist.ProcessGroupGloo = connects
     assert group.gather(number) == [0, 1, 2]
-    # Its own it knows: to each peer, and the one that listens.
-    assert len(group._joined) == RANKS, group._joined
+    # Its own it knows, one to each peer.
+    assert len(group._joined) == RANKS - 1, group._joined
     group.close()
-    opened[0].sendall(b"x")
-    opened[0].close()
+    assert len(opened) == 3
+
+    def is_cut(self, *arguments):
+        opened.append(Own())
+        group.cut()
+        raise RuntimeError("gloo's connections are cut")
+
+    Slowly.__init__ = is_cut
+    group = Group({**place, "round": place["round"] + 1})
+    try:
+        group.join(timeout=30, outdated=lambda: False)
+    except GroupLost:
+        group.close()
+    dist.ProcessGroupGloo = gloos
+    assert len(opened) == 4
+    for one in opened:
+        one.is_whole()
+
+
+def one_thread_serves_many(port, number):
+    """One for all receivers of a state, and one for all who send it."""
+    place = {"rank": number, "world_size": RANKS, "round": 5 << 20, "master_addr": "127.0.0.1", "master_port": port}
+    group, begin, most = Group(place), threading.Thread.start, []
+
+    def begins(thread):
+        begin(thread)
+        most.append(sum(one.name == "elastic-session-passage" for one in threading.enumerate()))
+
+    group.join(timeout=30, outdated=lambda: False)
+    threading.Thread.start = begins
+    # A thread of many pieces lives long enough to be counted.
+    value = {name: torch.full((1 << 22,), float(at)) for at, name in enumerate("abcd")}
+    for holders, receivers in (([0], [1, 2]), ([0, 1], [2])):
+        got = state.share(group, lambda: value, holders, receivers)
+        assert (got is None) is (number in holders)
+        assert got is None or all(torch.equal(one, value[name]) for name, one in got.items())
+    threading.Thread.start = begin
+    assert max(most) == 1, most
+    group.close()
 
 
 def a_mistake_is_no_lost_group(port, number):
     """What gloo cannot add, no later group can."""
     place = {"rank": number, "world_size": RANKS, "round": 3 << 20, "master_addr": "127.0.0.1", "master_port": port}
     group = Group(place)
-    group.join(timeout=30, outdated=lambda: False)
     try:
+        # Another rank may still be connecting when the first one finds out.
+        group.join(timeout=30, outdated=lambda: False)
         group.finish(group.start_sum(torch.zeros(3, dtype=torch.int64 if number else torch.int16)))
     except RuntimeError as error:
         assert number == 0 and "Invalid scalar type" in str(error), error
@@ -103,6 +165,7 @@ def no_room_for_a_thread_is_no_lost_group(port, number):
         groups.Pulse = lambda *_: threading.Thread.start(threading.current_thread())
     try:
         group.join(timeout=30, outdated=lambda: False)
+        group.gather(number)
     except RuntimeError as error:
         assert number == 0 and "threads can only be started once" in str(error), error
     except GroupLost as lost:
@@ -117,7 +180,8 @@ def rank(port, rounds, seed, number):
     torch.set_num_threads(1)
     choose, lost, slowest = random.Random(seed), 0, 0.0
     a_connection_of_the_scripts_own(port, number)
-    a_connection_opened_while_gloo_connects(port, number)
+    what_a_script_opens_while_gloo_connects(port, number)
+    one_thread_serves_many(port, number)
     a_mistake_is_no_lost_group(port, number)
     no_room_for_a_thread_is_no_lost_group(port, number)
     before = descriptors(), threads()

@@ -216,9 +216,7 @@ impl Keeper {
     /// Takes in the workers that the nursery forked, and starts those itself that it did not.
     fn settle_forks(&mut self) {
         self.outbox.extend(self.nursery.hear());
-        let (outcomes, silent) = self.nursery.settle(elastic_store::clock::now());
-        self.outbox.extend(silent);
-        for outcome in outcomes {
+        for outcome in self.nursery.settle(elastic_store::clock::now()) {
             match outcome {
                 Outcome::Born { worker, pid, start } => {
                     nursery::go(&start);

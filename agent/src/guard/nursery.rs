@@ -88,8 +88,8 @@ struct Process {
     /// None once it is killed, or ends.
     channel: Option<Channel>,
     ready: bool,
-    /// Whether the agent knows that it is gone.
-    told: bool,
+    /// Why it was killed. The agent hears of it once the process has ended: then there is room for another.
+    why: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -111,7 +111,7 @@ impl Nursery {
         };
         match program.and_then(start) {
             Ok((pid, channel)) => {
-                self.process = Some(Process { pid, channel: Some(channel), ready: false, told: false });
+                self.process = Some(Process { pid, channel: Some(channel), ready: false, why: None });
                 Notice::NurseryRuns { pid: pid.as_raw_pid() }
             }
             Err(error) => Notice::NurseryGone { why: Some(format!("its process cannot be started: {error}")) },
@@ -146,34 +146,37 @@ impl Nursery {
                 process.ready = true;
                 Some(Notice::NurseryReady { pid: process.pid.as_raw_pid() })
             }
-            Ok(Some((Word::Refused(why), _))) => self.end(Some(why.chars().take(REASON).collect())),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            // It is ending. Its exit says how.
-            Ok(None) => self.end(None),
-            Err(error) => self.end(Some(format!("it said what makes no sense: {error}"))),
+            other => {
+                self.end(match other {
+                    Ok(Some((Word::Refused(why), _))) => Some(why.chars().take(REASON).collect()),
+                    Err(error) => Some(format!("it said what makes no sense: {error}")),
+                    // It is ending. Its exit says how.
+                    _ => None,
+                });
+                None
+            }
         }
     }
 
-    /// Kills it. The notice, if there is a reason: else its end tells it.
-    fn end(&mut self, why: Option<String>) -> Option<Notice> {
-        let process = self.process.as_mut()?;
+    /// Kills it. Its end tells the agent.
+    fn end(&mut self, why: Option<String>) {
+        let Some(process) = &mut self.process else { return };
         (process.channel, process.ready) = (None, false);
+        process.why = process.why.take().or(why);
         // It is a child of this process and not reaped, so its number is its own.
         let _ = rustix::process::kill_process(process.pid, Signal::KILL);
-        let news = why.is_some() && !process.told;
-        process.told |= news;
-        news.then_some(Notice::NurseryGone { why })
     }
 
     /// A child of the guard was reaped. `killing`: everything is being killed. The notice if it was the nursery.
     pub(super) fn reaped(&mut self, pid: Pid, exit: Exit, killing: bool) -> Option<Notice> {
         let process = self.process.take_if(|process| process.pid == pid)?;
-        let why = (!killing).then(|| format!("its process (pid {}) ended by {exit}", pid.as_raw_pid()));
-        (!process.told).then_some(Notice::NurseryGone { why })
+        let ended = || format!("its process (pid {}) ended by {exit}", pid.as_raw_pid());
+        Some(Notice::NurseryGone { why: process.why.or_else(|| (!killing).then(ended)) })
     }
 
-    /// What orders have led to until `now`, and a notice if the nursery was killed because it did not answer.
-    pub(super) fn settle(&mut self, now: Time) -> (Vec<Outcome>, Option<Notice>) {
+    /// What orders have led to until `now`. Kills the nursery if it did not answer.
+    pub(super) fn settle(&mut self, now: Time) -> Vec<Outcome> {
         let (mut outcomes, mut silent) = (Vec::new(), false);
         for fork in std::mem::take(&mut self.forks) {
             let mut pid = [0; 4];
@@ -194,8 +197,10 @@ impl Nursery {
                 (None, Fork { order, .. }) => Outcome::Unborn(order),
             });
         }
-        let silent = silent.then(|| self.end(Some(format!("it forked no worker within {PATIENCE:?}"))));
-        (outcomes, silent.flatten())
+        if silent {
+            self.end(Some(format!("it forked no worker within {PATIENCE:?}")));
+        }
+        outcomes
     }
 
     /// Whether nothing is left below the guard but the nursery, where the guard has no worker that it knows to live.

@@ -21,6 +21,13 @@ async fn found(job: &Job, count: usize) -> Value {
     eventually("the worker runs", LIMIT, async || job.lines("found").into_iter().nth(count - 1)).await
 }
 
+/// The process that has imported the module, after so many.
+async fn imported(agent: &Agent, count: usize) -> String {
+    let text = "decimal is imported, and workers are forked from process ";
+    let told = async || Some(agent.output().split(text).nth(count)?.split(' ').next()?.to_owned());
+    eventually("the module is imported", LIMIT, told).await
+}
+
 fn kill(pid: &Value) {
     let pid = Pid::from_raw(i32::try_from(pid.as_i64().unwrap()).unwrap()).unwrap();
     rustix::process::kill_process(pid, Signal::KILL).unwrap();
@@ -32,7 +39,7 @@ async fn a_worker_that_is_started_again_finds_its_modules_imported() {
     let mut agent = job.start("a");
     let first = found(&job, 1).await;
     assert_eq!(first["has"], false, "the first workers wait for no imports");
-    let nursery = agent.says("decimal is imported, and workers are forked from process ", LIMIT).await;
+    let nursery = imported(&agent, 1).await;
 
     kill(&first["pid"]);
     let second = found(&job, 2).await;
@@ -40,12 +47,40 @@ async fn a_worker_that_is_started_again_finds_its_modules_imported() {
     assert_eq!(second["parent"], first["parent"], "its parent is the guard");
     assert_eq!((&second["round"], &second["file"]), (&2.into(), &first["file"]));
 
-    // When the process is gone, then workers start as without it.
+    // When the process is gone, then workers start as without it,
     kill(&nursery.parse::<i64>().unwrap().into());
     agent.says("--preload=decimal: its process", LIMIT).await;
     kill(&second["pid"]);
     let third = found(&job, 3).await;
     assert_eq!((&third["has"], &third["parent"]), (&false.into(), &first["parent"]));
+
+    // and from another one once that has imported the module.
+    imported(&agent, 2).await;
+    kill(&third["pid"]);
+    assert_eq!(found(&job, 4).await["has"], true);
+    job.write("done", "");
+    job.ended([&mut agent], 0).await;
+}
+
+#[tokio::test]
+async fn a_nursery_that_hangs_comes_back() {
+    let job = with("decimal", Job::on_etcd("1").await.flag("--max-restarts=9"));
+    let mut agent = job.start("a");
+    let first = found(&job, 1).await;
+    let nursery = imported(&agent, 1).await;
+
+    // When it is stopped, and does not answer
+    let stopped = Pid::from_raw(nursery.parse().unwrap()).unwrap();
+    rustix::process::kill_process(stopped, Signal::STOP).unwrap();
+    kill(&first["pid"]);
+    assert_eq!(found(&job, 2).await["has"], false);
+    agent.says("it forked no worker within 2s. Workers start without it until", LIMIT).await;
+
+    // Then later workers are forked from another
+    let next = imported(&agent, 2).await;
+    assert_ne!(next, nursery);
+    kill(&found(&job, 2).await["pid"]);
+    assert_eq!(found(&job, 3).await["has"], true);
     job.write("done", "");
     job.ended([&mut agent], 0).await;
 }

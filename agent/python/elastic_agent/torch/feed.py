@@ -240,7 +240,6 @@ class Feeds:
             return
         try:
             if self._listener is None:
-                # At once: while a group connects it has to be the only one that listens.
                 with socket.create_connection((place["master_addr"], place["master_port"]), _GREETING) as way:
                     family, host = way.family, way.getsockname()[0]
                 self._listener = socket.create_server((host, 0), family=family)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import collections
 import datetime
+import json
 import math
 import os
 import select
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from . import sockets
 from .nccl import Communicator, Nccl, Sum
 from .nccl_library import NcclError
-from .operations import Collective, Passage, free_later
+from .operations import Collective, Lane, Passage, free_later
 from .pulse import SLOW, Pulse
 
 # Seconds between two looks at whether all ranks are there: at first, and after a while.
@@ -63,8 +64,8 @@ class Group:
         # The operations that nothing has waited for yet. The group owns what gloo has of them.
         self._under_way: set[Collective | Passage] = set()
         self._lost = self._closed = False
-        # The sockets that this process had before gloo's. None yet, while no rank has been met.
-        self._others: set[int] | None = None
+        # Where gloo listens here, and where at all ranks; and its connections. None while there are not all.
+        self._listens: tuple[list[str], list[str]] = [], []
         self._joined: dict[int, int] | None = None
         # For sums of what is on a GPU. Who is there, and who is gone, gloo's connections tell.
         self._nccl: Communicator | None = None
@@ -82,11 +83,8 @@ class Group:
             # Nothing can interrupt gloo while it waits for others: it begins when all are there.
             place = _once_more(self._place)
             store = meet(place, self.size, serves=serves, outdated=outdated)
-            # Sockets that any thread opened during that wait are not gloo's.
-            self._others = set(_sockets())
             self._connect(store, outdated)
             self._pulse = Pulse(lambda: store_of(place), self.rank, self.size, timeout)
-            self._keep_only_gloos()
             communicator = nccl.connect(self, timeout=timeout, outdated=outdated) if nccl else None
             with self._lock:
                 self._nccl = communicator
@@ -107,13 +105,13 @@ class Group:
         def connect() -> None:
             gloo = None
             try:
-                gloo = dist.ProcessGroupGloo(store, self.rank, self.size, _MEETING)
+                gloo = self._gloo_over(store)
                 # Before that, this gives up itself whom it waits for.
                 gloo.set_timeout(2 * SLOW * self._timeout)
                 with self._lock:
                     if not self._lost:
-                        self._gloo, self._joined = gloo, self._own_sockets()
-            except RuntimeError as error:
+                        self._gloo, self._joined = gloo, sockets.connections(*self._listens)
+            except (RuntimeError, OSError) as error:
                 if not self._lost:
                     errors.append(error)
             # No name here may keep the connections.
@@ -131,19 +129,15 @@ class Group:
         if self._lost:
             raise GroupLost("the next round is forming")
 
-    def _keep_only_gloos(self) -> None:
-        """Lets go of sockets that the script opened while gloo connected: gloo's are those of its listener here, and
-        those to a peer's."""
-        own = {inode: ports for inode, fd in self._joined.items() if (ports := _ports(fd))}
-        listening = {here for here, there in own.values() if there is None}
-        # With several network interfaces there are several.
-        listeners = self.gather(listening.pop() if len(listening) == 1 else 0)
-        if 0 in listeners:
-            return
-        mine, theirs = listeners[self.rank], set(listeners)
-        gloos = {inode for inode, (here, there) in own.items() if here == mine or there in theirs}
-        with self._lock:
-            self._joined = {inode: fd for inode, fd in self._joined.items() if inode in gloos}
+    def _gloo_over(self, store: Any) -> Any:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices, own = sockets.devices()
+        options._threads, options._timeout = 2 * len(options._devices), _MEETING
+        store.set(f"listens/{self.rank}", json.dumps(own))
+        told = store.multi_get([f"listens/{rank}" for rank in range(self.size)])
+        # What is cut from now on is gloo's.
+        self._listens = own, [address for one in told for address in json.loads(one)]
+        return dist.ProcessGroupGloo(store, self.rank, self.size, options)
 
     def start_sum(self, tensor: torch.Tensor) -> Any:
         """Begins to sum `tensor` over the ranks, in place. `finish` takes what this returns, and waits."""
@@ -153,15 +147,22 @@ class Group:
             return self._try(lambda: self._nccl.start_sum(tensor))
         return self._start(lambda: Collective(self._gloo.allreduce([tensor])))
 
-    def start_send(self, tensors: Iterable[torch.Tensor], rank: int) -> Any:
-        """Begins to send tensors to `rank`, which receives them in the order in which they are sent."""
+    def start_send(self, tensors: Iterable[torch.Tensor], *ranks: int) -> Any:
+        """Begins to send tensors to ranks, which receive them in the order in which they are sent. To several ranks it
+        sends a list."""
         gloo = self._gloo
-        return self._start(lambda: Passage(lambda piece: gloo.send([piece], rank, 0), tensors, self._timeout))
+        lanes = [Lane(lambda piece, rank=rank: gloo.send([piece], rank, 0), tensors) for rank in ranks]
+        return self._start(lambda: Passage(lanes, self._timeout))
 
     def start_receive(self, tensors: Iterable[torch.Tensor], rank: int) -> Any:
         """Begins to fill tensors with what `rank` sends. The sizes are those that it sends."""
+        return self.start_receives({rank: tensors})
+
+    def start_receives(self, tensors: Mapping[int, Iterable[torch.Tensor]]) -> Any:
+        """As `start_receive`, from several ranks."""
         gloo = self._gloo
-        return self._start(lambda: Passage(lambda piece: gloo.recv([piece], rank, 0), tensors, self._timeout))
+        lanes = [Lane(lambda piece, rank=rank: gloo.recv([piece], rank, 0), some) for rank, some in tensors.items()]
+        return self._start(lambda: Passage(lanes, self._timeout))
 
     def start_broadcast(self, tensor: torch.Tensor, rank: int) -> Any:
         """Begins to fill `tensor` on all ranks with what `rank` has."""
@@ -255,10 +256,10 @@ class Group:
             self._lost = True
             if self._nccl:
                 self._nccl.give_up()
-            # Sockets that appear after this group was closed are another's.
             if self.size > 1 and not self._closed:
-                for inode, fd in (self._own_sockets() if self._joined is None else self._joined).items():
-                    _shut_down(fd, inode)
+                joined = sockets.connections(*self._listens) if self._joined is None else self._joined
+                for inode, fd in joined.items():
+                    sockets.shut_down(fd, inode)
 
     def close(self) -> None:
         """Leaves the group, and never waits for gloo: what has operations under way is freed later. NCCL's end is
@@ -274,12 +275,6 @@ class Group:
         if not all(one.over for one in self._under_way):
             free_later(held)
         self._under_way.clear()
-
-    def _own_sockets(self) -> dict[int, int]:
-        """The sockets that were opened since this began to join: gloo does not name its connections."""
-        if self._others is None:
-            return {}
-        return {inode: fd for inode, fd in _sockets().items() if inode not in self._others}
 
     def _try(self, operation: Callable[[], Any]) -> Any:
         if self._lost:
@@ -330,48 +325,3 @@ def store_of(place: dict[str, Any], *, serves: bool = False) -> Any:
     store = dist.TCPStore(address, port, is_master=serves, timeout=_MEETING, wait_for_workers=False)
     name = "/".join(filter(None, ["elastic_agent.torch", str(place["round"]), place.get("among")]))
     return dist.PrefixStore(name, store)
-
-
-def _sockets() -> dict[int, int]:
-    """This process's sockets: the number of each inode, and a descriptor."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            link = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if link.startswith("socket:["):
-            found[int(link[len("socket:[") : -1])] = int(name)
-    return found
-
-
-def _ports(fd: int) -> tuple[int, int | None] | None:
-    """The ports of a connection, here and there; there is None of a socket that listens. None for other sockets."""
-    try:
-        with socket.socket(fileno=os.dup(fd)) as one:
-            if one.family not in (socket.AF_INET, socket.AF_INET6):
-                return None
-            listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            return one.getsockname()[1], None if listens else one.getpeername()[1]
-    except OSError:
-        return None  # It is closed, or not connected.
-
-
-def _shut_down(fd: int, inode: int) -> None:
-    """Shuts down a connection, if the descriptor is still that socket: gloo may have closed it, and its number may be
-    another file's. A duplicate keeps its identity meanwhile."""
-    try:
-        own = os.dup(fd)
-    except OSError:
-        return
-    if os.fstat(own).st_ino != inode:
-        os.close(own)
-        return
-    with socket.socket(fileno=own) as connection:
-        try:
-            # gloo aborts the process if the socket that it listens on is shut down.
-            listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if connection.family in (socket.AF_INET, socket.AF_INET6) and not listens:
-                connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # The peer has closed it.

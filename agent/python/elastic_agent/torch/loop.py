@@ -182,8 +182,9 @@ class Elastic:
     def _meet_at_the_end(self) -> None:
         self._members.meet_at_the_end()
 
-    def _changes(self) -> bool:
-        """After a step: enters the next group if this one changes. Returns whether it did."""
+    def _changes(self, *, loop_ends: bool = False) -> bool:
+        """After a step: enters the next group if this one changes. Returns whether it did. loop_ends: the script does
+        what follows its loop next."""
         self._step.settled = True
         self._disk.take_snapshot(self._members.place)
         lost, (changing, leaving) = self._step.lost, self._step.votes
@@ -196,10 +197,14 @@ class Elastic:
                     return False
             elif leaving and (save := self._disk.save(self._members.place)):
                 # The others may be asked to leave in the next moment, and then no worker has the state.
-                save()
+                save() if self._members.departure.asked else self._members.save_apart(save)
             if self._members.departure.asked:
                 self._members.departure.leave()
+        self._members.loop_ends = loop_ends
         self._next_group(lost)
+        self._members.loop_ends = False
+        # Ranks that are elsewhere do a step next.
+        self._step.moved = not self._members.are_alike
         return True
 
     def _next_group(self, lost: str | None) -> None:
@@ -216,7 +221,7 @@ class Elastic:
         """Has rank 0 write a checkpoint, however long that takes. Returns why the group was lost, if it was."""
         save = self._disk.save(self._members.place)
         try:
-            self._replica.together(lambda: self._members.while_others_wait(save))
+            self._replica.together(lambda: self._members.save_together(save))
         except GroupLost as lost:
             return str(lost)
         return None
@@ -295,8 +300,7 @@ class Loop(Elastic):
             self._disk.may_change()
             self._state.restore()
         # Workers that have just come begin with a step, whatever this one does before its next.
-        step.moved = self._changes()
-        if not step.moved:
+        if not self._changes():
             self._members.longest_step = max(0.9 * self._members.longest_step, time.monotonic() - step.began)
 
     def mean_gradients(self, model: torch.nn.Module) -> None:

@@ -154,6 +154,8 @@ class Membership:
         self._slow: Aside | None = None
         self._taken: dict[str, Any] | None = None
         self._all_are_there = False
+        # Whether the script of this rank does what follows its loop next, and whether all ranks of the group do the same.
+        self.loop_ends = self.are_alike = False
 
     def enter_first(self, which: sessions.Which) -> None:
         """Enters this worker's first group, with the state that an earlier worker left."""
@@ -315,11 +317,15 @@ class Membership:
         self.begin_step()
         compute()
         slow, self._slow = self._slow, None
+        self._end(slow)
+        self._all_are_there = True
+        return True
+
+    def _end(self, slow: Aside) -> None:
+        """Raises GroupLost if the group was. This rank may have its next place then."""
         slow.end(while_waiting=lambda: self._leave() if slow.lost is not None and self.departure.asked else None)
         self._taken = slow.place
         slow.outcome()
-        self._all_are_there = True
-        return True
 
     def meet_at_the_end(self) -> None:
         """Waits until every rank has done the last step: one that has not needs the state of another. Who joins while
@@ -330,18 +336,34 @@ class Membership:
         if any(self.group.gather(worker.forming() is not None)):
             raise GroupLost("a round forms after the last step")
 
-    def while_others_wait(self, call: Callable[[], Any] | None) -> Any:
-        """Does what takes this rank long, such as to write a file; None where another rank does. All ranks call this, and
-        it returns on all when each is done. Also where the group is lost, the call has ended when this ends: it may use
-        the state."""
-        if self.group.size == 1:
-            return call and call()
-        errand = Errand(call) if call else None
+    def save_together(self, save: Callable[[], None] | None) -> None:
+        """Writes a checkpoint; None where another rank does. All ranks call this, and it returns on all when each is
+        done. However long that takes, rounds may form meanwhile."""
+        self._save(self.group, save or (lambda: None))
+
+    def save_apart(self, save: Callable[[], None]) -> None:
+        """As `save_together`, where the other ranks leave the group and do not wait."""
+        self.leave_group()
+        with contextlib.suppress(GroupLost):
+            self._save(None, save)
+
+    def _save(self, group: Group | None, save: Callable[[], None]) -> None:
+        if not worker.available():
+            save()
+            return
+        slow = Aside(group, self._next_place)
         try:
-            self.group.finish_with_all([errand] if errand else [])
-        finally:
-            returned = errand and errand.result()
-        return returned
+            save()
+        except BaseException:
+            slow.give_up()
+            raise
+        self._end(slow)
+
+    def _read_together(self, read: Callable[[], Any] | None) -> Any:
+        """What takes this rank long to read; None where another rank does. If the group is lost, nothing waits for it."""
+        errand = Errand(read) if read else None
+        self.group.finish_with_all([errand] if errand else [])
+        return errand and errand.result()
 
     def _enter(self, place: dict[str, Any]) -> None:
         """Joins the ranks of a round, and comes to one state with them."""
@@ -403,8 +425,9 @@ class Membership:
         mine, healing = self._training.step_number, self._healing
         if self.departure.phase is Phase.STARTING:
             mine = -1 if self._left is None else self._left
-        told = group.gather(2 * (mine + 1) + (healing is not None))
-        offers = [[Offer(one // 2 - 1)] if one > 1 else [] for one in told]
+        told = group.gather(4 * (mine + 1) + 2 * self.loop_ends + (healing is not None))
+        self.are_alike = self.loop_ends and len(set(told)) == 1
+        offers = [[Offer(one // 4 - 1)] if one > 3 else [] for one in told]
         choice = choose(offers, checkpoint["step"] if checkpoint else None)
         if healing:
             # No rank makes a step now.
@@ -418,7 +441,7 @@ class Membership:
             self._disk.load_left()
         if choice.source == "checkpoint":
             read = lambda: checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh)  # noqa: E731
-            value = self.while_others_wait(read if group.rank == 0 else None)
+            value = self._read_together(read if group.rank == 0 else None)
             if group.rank == 0:
                 self._disk.load(value)
             self._disk.is_saved(choice.step)

@@ -40,17 +40,34 @@ class Collective:
         return work
 
 
+class Lane:
+    """Tensors on their way between this rank and another one, in pieces of a few megabytes."""
+
+    def __init__(self, operation: Callable[[torch.Tensor], Any], tensors: Iterable[torch.Tensor]) -> None:
+        """operation: begins to send or to receive one piece."""
+        self._operation, self._pieces = operation, _pieces(tensors)
+        self._under_way: collections.deque[Any] = collections.deque()
+
+    def moves(self, timeout: datetime.timedelta, *, begins: bool) -> bool:
+        """Begins the next piece, if it may. With no room for more, waits for the oldest. Returns whether any is left."""
+        piece = next(self._pieces, None) if begins else None
+        if piece is not None:
+            self._under_way.append(self._operation(piece))
+        if self._under_way and (piece is None or len(self._under_way) == _WINDOW):
+            self._under_way.popleft().wait(timeout)
+        return piece is not None or bool(self._under_way)
+
+
 class Passage:
-    """Tensors on their way from one rank to another, in pieces of a few megabytes. A wait with a timeout that is over
-    ends all other operations of the group: so a thread waits, and owns gloo's part. Each piece may take `timeout`
+    """What goes from one rank to others, or from others to one. A wait with a timeout that is over ends all other
+    operations of the group: so a thread waits, one for all lanes, and owns gloo's part. Each piece may take `timeout`
     seconds after the one before it."""
 
-    def __init__(
-        self, operation: Callable[[torch.Tensor], Any], tensors: Iterable[torch.Tensor], timeout: datetime.timedelta
-    ) -> None:
-        """operation: begins to send or to receive one piece."""
+    def __init__(self, lanes: list[Lane], timeout: datetime.timedelta) -> None:
         self._ended, self._given_up, self._error = threading.Event(), False, ""
-        arguments = [operation], _pieces(tensors), timeout
+        arguments = collections.deque(lanes), timeout
+        # This frame must not keep the connections.
+        lanes.clear()
         threading.Thread(target=self._pass, args=arguments, name="elastic-session-passage", daemon=True).start()
 
     @property
@@ -58,22 +75,17 @@ class Passage:
         """Whether it has ended, well or not."""
         return self._ended.is_set()
 
-    def _pass(self, operation: list[Any], pieces: Iterator[torch.Tensor], timeout: datetime.timedelta) -> None:
-        under_way: collections.deque[Any] = collections.deque()
+    def _pass(self, lanes: collections.deque[Lane], timeout: datetime.timedelta) -> None:
         try:
-            for piece in pieces:
-                if self._given_up:
-                    break
-                under_way.append(operation[0](piece))
-                if len(under_way) == _WINDOW:
-                    under_way.popleft().wait(timeout)
-            while under_way:
-                under_way.popleft().wait(timeout)
+            while lanes:
+                if lanes[0].moves(timeout, begins=not self._given_up):
+                    lanes.rotate(-1)
+                else:
+                    lanes.popleft()
         except Exception as error:  # noqa: BLE001: who waits hears of it, whatever it is.
             # Not the error itself: its frames would keep the connections.
             self._error = str(error) or repr(error)
-        operation.clear()
-        under_way.clear()
+        lanes.clear()
         self._ended.set()
 
     def ends_within(self, seconds: float) -> bool:

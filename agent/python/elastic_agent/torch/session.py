@@ -156,8 +156,8 @@ class Session(Asking):
             self._members.longest_step = math.inf
         self._loss_read = -_LOSS_EVERY
         self._first = True
-        # Whether the script has left a loop before its end.
-        self._left = False
+        # The epochs of a loop that the script has left by itself.
+        self._left: int | None = None
 
     @property
     def in_sync(self) -> bool:
@@ -210,7 +210,7 @@ class Session(Asking):
             yield from self._steps_until(loader, epochs)
         except GeneratorExit:
             # A `break`, perhaps on this rank alone.
-            self._left = True
+            self._left = epochs
             raise
 
     def _steps_until(self, loader: Any, epochs: int) -> Iterator[Any]:
@@ -223,12 +223,16 @@ class Session(Asking):
                     self._step = Step([])
                     say(f"another rank has left the loop after step {self.step_number}, and so does this one")
                     return
-                if self.sampler.epoch >= epochs and self._step.can_wait and not self._members.departure.asked:
-                    return
-                if self._changes():
+                if self._follows(epochs):
                     # Batches that were read ahead are another place's.
                     break
                 self._members.longest_step = max(0.9 * self._members.longest_step, time.monotonic() - self._step.began)
+
+    def _follows(self, epochs: int) -> bool:
+        """What follows a step, in a loop over so many epochs. Returns whether the group is another."""
+        if self.sampler.epoch >= epochs and self._step.can_wait and not self._members.departure.asked:
+            return False
+        return self._changes(loop_ends=self.sampler.epoch >= epochs)
 
     def _batches(self, loader: Any) -> Iterator[Any]:
         words = f"{self._training.seed} {self.epoch}"
@@ -257,7 +261,7 @@ class Session(Asking):
             try:
                 yield Epoch(number, self)
             except GeneratorExit:
-                self._left = True
+                self._left = count
                 raise
             if self.epoch == number:
                 raise RuntimeError("an epoch ends when all its steps are done: `for batch in epoch.batches(loader)`")
@@ -426,11 +430,16 @@ class Session(Asking):
 
     def _close_loop(self) -> None:
         """After a `break`, which may be this rank's alone: the others hear of it where they wait for its gradient."""
-        if not self._left:
+        if self._left is None:
             return
-        self._left, step = False, self._step
+        epochs, self._left, step = self._left, None, self._step
         if step.is_complete:
             raise RuntimeError("leave a loop before session.backward or after session.step: other ranks apply this step")
+        if self.sampler.epoch >= epochs:
+            # With its last step, after which all ranks leave it.
+            if not step.settled and not step.moved:
+                self._follows(epochs)
+            return
         if not step.settled and not step.moved and (step.lost is not None or step.done == len(step.batches)):
             self._changes()
         self._step = Step([])

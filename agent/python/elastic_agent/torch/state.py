@@ -349,11 +349,10 @@ def share(
     for at, sender in zip(wanted, _senders([described[at] for at in wanted], holders)):
         parts.setdefault(sender, []).append(tensors[at])
     if receives:
-        works = [group.start_receive([tree.as_bytes(one) for one in some], sender) for sender, some in parts.items()]
+        work = group.start_receives({sender: [tree.as_bytes(one) for one in some] for sender, some in parts.items()})
     else:
-        own = list(map(tree.as_bytes, parts.get(group.rank, ())))
-        works = [group.start_send(own, rank) for rank in receivers if own]
-    group.finish_with_all(works)
+        work = group.start_send(list(map(tree.as_bytes, parts.get(group.rank, ()))), *receivers)
+    group.finish_with_all([work])
     return tree.put_together(description, tensors, lambda _: mesh) if receives else None
 
 
@@ -371,8 +370,7 @@ def _meet_description(
     description, tensors = tree.take_apart(value())
     if group.rank == holders[0]:
         text = tree.to_bytes(description)
-        for work in [group.start_send([torch.tensor([len(text)]), text], rank) for rank in receivers]:
-            group.finish(work)
+        group.finish(group.start_send([torch.tensor([len(text)]), text], *receivers))
     return description, tensors
 
 

@@ -14,9 +14,19 @@ use crate::workers::socket::WorkerSocket;
 /// How long workers run before the nursery imports: it does not compete with the imports of the first ones.
 const SETTLED: Duration = Duration::from_secs(5);
 
+/// The longest pause before a nursery that was lost is started again.
+const LONGEST: Duration = Duration::from_secs(300);
+
 /// What the node has of a nursery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Nursery {
+pub(super) struct Nursery {
+    state: State,
+    /// How often one was lost that workers were forked from.
+    losses: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
     /// None is wanted, or none would be of use.
     Off,
     /// It is to begin once workers have run for a while.
@@ -31,33 +41,50 @@ pub(super) enum Nursery {
 
 impl Nursery {
     pub(super) fn of(modules: &[String]) -> Nursery {
-        if modules.is_empty() { Nursery::Off } else { Nursery::Wanted }
+        Nursery { state: if modules.is_empty() { State::Off } else { State::Wanted }, losses: 0 }
+    }
+
+    fn becomes(self, state: State) -> Nursery {
+        Nursery { state, ..self }
     }
 
     /// All workers of the node run.
     #[must_use]
     pub(super) fn workers_run(self, now: Instant) -> Nursery {
-        if self == Nursery::Wanted { Nursery::Due(now + SETTLED) } else { self }
+        if self.state == State::Wanted { self.becomes(State::Due(now + self.pause())) } else { self }
     }
 
-    /// It is gone. `of_itself`: not because everything was killed. Then another one would end too.
+    /// It is gone. `of_itself`: not because everything was killed. One whose imports have succeeded comes back: perhaps
+    /// the machine was too busy. Of another, the next one would end too.
     #[must_use]
-    fn gone(of_itself: bool) -> Nursery {
-        if of_itself { Nursery::Off } else { Nursery::Wanted }
+    fn gone(self, of_itself: bool, now: Instant) -> Nursery {
+        if !of_itself {
+            return self.becomes(State::Wanted);
+        }
+        if self.state != State::Ready && self.losses == 0 {
+            return self.becomes(State::Off);
+        }
+        let lost = Nursery { losses: self.losses.saturating_add(1), ..self };
+        lost.becomes(State::Due(now + lost.pause()))
+    }
+
+    /// It doubles with each loss.
+    fn pause(self) -> Duration {
+        SETTLED.saturating_mul(1 << self.losses.saturating_sub(1).min(16)).min(LONGEST)
     }
 }
 
 /// Waits until a nursery is to begin. Waits for ever if none is. The wait may be cancelled.
 pub(super) async fn due(nursery: Nursery) {
-    match nursery {
-        Nursery::Due(at) => tokio::time::sleep_until(at).await,
+    match nursery.state {
+        State::Due(at) => tokio::time::sleep_until(at).await,
         _ => std::future::pending().await,
     }
 }
 
 impl LocalGroup {
     pub(super) fn begin_nursery(&mut self, socket: &WorkerSocket) {
-        self.nursery = Nursery::Begun;
+        self.nursery = self.nursery.becomes(State::Begun);
         let planned = self.without_place(0);
         let begun = self.spec(&planned, None, Stdio::default(), socket).and_then(|mut spec| {
             without_worker(&mut spec.env);
@@ -71,20 +98,29 @@ impl LocalGroup {
     }
 
     pub(super) fn preloaded(&mut self, pid: i32) {
-        self.nursery = Nursery::Ready;
+        self.nursery = self.nursery.becomes(State::Ready);
         let modules = self.setup.options.preload.join(",");
-        tracing::info!("{modules} is imported, and workers are forked from process {pid} from now on");
+        match self.nursery.losses {
+            0 | 1 => tracing::info!("{modules} is imported, and workers are forked from process {pid} from now on"),
+            losses => tracing::debug!("{modules} is imported again in process {pid}, after {losses} losses"),
+        }
     }
 
     pub(super) fn without_nursery(&mut self, why: Option<String>) {
         let modules = self.setup.options.preload.join(",");
-        let advice = match self.nursery {
-            Nursery::Ready => "start the agent again to have it back",
-            _ => "correct it or leave it out; the workers' Python needs these modules and the package elastic-agent",
-        };
-        self.nursery = Nursery::gone(why.is_some());
-        if let Some(why) = why {
-            tracing::warn!("--preload={modules}: {why}. Workers start without it from now on; {advice}");
+        self.nursery = self.nursery.gone(why.is_some(), Instant::now());
+        let Some(why) = why else { return };
+        match self.nursery {
+            Nursery { state: State::Off, .. } => tracing::warn!(
+                "--preload={modules}: {why}. Workers start without it from now on; correct it or leave it out; the \
+                 workers' Python needs these modules and the package elastic-agent"
+            ),
+            Nursery { losses: 1, .. } => tracing::warn!(
+                "--preload={modules}: {why}. Workers start without it until it has imported them again, in {:?}; the \
+                 pause doubles with each loss, and no later one is logged",
+                self.nursery.pause()
+            ),
+            Nursery { losses, .. } => tracing::debug!("--preload={modules}: {why}. It was lost {losses} times"),
         }
     }
 }
@@ -93,15 +129,35 @@ impl LocalGroup {
 mod tests {
     use super::*;
 
+    fn loses(mut nursery: Nursery, times: u32, now: Instant) -> Nursery {
+        for _ in 0..times {
+            nursery = nursery.becomes(State::Ready).gone(true, now);
+        }
+        nursery
+    }
+
     #[test]
-    fn a_nursery_begins_once_workers_have_run_for_a_while_and_again_only_if_it_was_killed_with_them() {
+    fn a_nursery_begins_once_workers_have_run_for_a_while() {
         let now = Instant::now();
-        assert_eq!(Nursery::of(&[]).workers_run(now), Nursery::Off);
+        assert_eq!(Nursery::of(&[]).workers_run(now).state, State::Off);
         let due = Nursery::of(&["torch".to_owned()]).workers_run(now);
-        assert_eq!(due, Nursery::Due(now + SETTLED));
+        assert_eq!(due.state, State::Due(now + SETTLED));
         assert_eq!(due.workers_run(now + SETTLED / 2), due, "workers that start again do not put it off");
-        assert_eq!(Nursery::Ready.workers_run(now), Nursery::Ready);
-        assert_eq!(Nursery::gone(false).workers_run(now), Nursery::Due(now + SETTLED));
-        assert_eq!(Nursery::gone(true).workers_run(now), Nursery::Off);
+        let ready = due.becomes(State::Ready);
+        assert_eq!(ready.workers_run(now), ready);
+        assert_eq!(ready.gone(false, now).workers_run(now), due, "it was killed with the workers");
+    }
+
+    #[test]
+    fn a_nursery_that_is_lost_comes_back_after_growing_pauses_if_its_imports_have_ever_succeeded() {
+        let (now, wanted) = (Instant::now(), Nursery::of(&["torch".to_owned()]));
+        assert_eq!(wanted.becomes(State::Begun).gone(true, now).state, State::Off);
+        for (times, seconds) in [(1, 5), (2, 10), (3, 20), (7, 300), (u32::from(u16::MAX), 300)] {
+            assert_eq!(loses(wanted, times, now).state, State::Due(now + Duration::from_secs(seconds)), "{times}");
+        }
+        let third = loses(wanted, 2, now).becomes(State::Begun).gone(true, now);
+        assert_eq!(third, loses(wanted, 3, now), "the imports of a later one may fail for once");
+        let killed = third.becomes(State::Begun).gone(false, now);
+        assert_eq!(killed.workers_run(now), third, "a kill of everything does not shorten the pause");
     }
 }

@@ -344,6 +344,12 @@ fn loops_do_what_they_say() {
 }
 
 #[test]
+fn what_follows_a_loop_is_the_same_on_all_ranks_whoever_comes_or_goes_with_its_last_step() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "ends_loops.py", &[]);
+}
+
+#[test]
 fn a_newcomer_has_the_same_bits_before_its_round() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "heals_ahead.py", &[]);

@@ -38,3 +38,30 @@ async fn a_newcomer_whose_first_pass_is_slow_is_waited_for_and_costs_no_restart(
     ended(&mut agents, 0).await;
     each_sample_once_an_epoch(&lines(&job), epochs);
 }
+
+#[tokio::test]
+async fn a_worker_that_is_stopped_for_longer_costs_one_restart() {
+    let Some(torch) = Torch::find() else { return };
+    let job = Job::on_etcd("2").await.flag("--max-restarts=1").flag("--warm-up=120").conf("quiesce_timeout", "2s");
+    let job = job.script(&torch, SCRIPT, &[]);
+    job.write("hasty", "");
+    let mut agents = job.start_all(["a", "b"]);
+    let first = works(&job, "applied", 1, 2).await;
+
+    // When rank 0 gives no sign of life any more
+    let told = lines(&job);
+    let (stopped, other) = if told.iter().any(|line| line.text("node") == "a" && line.number("rank") == 0) {
+        ("a", "b")
+    } else {
+        ("b", "a")
+    };
+    let pid = pid_of(&job, other, first);
+    send(u32::try_from(pid_of(&job, stopped, first)).unwrap(), Signal::STOP);
+
+    // Then the other one continues in its process, and a new worker comes. The job has no more than that restart.
+    let last = works(&job, "applied", first + 1, 2).await;
+    assert_eq!(pid_of(&job, other, last), pid);
+    let epochs = finish(&job);
+    ended(&mut agents, 0).await;
+    each_sample_once_an_epoch(&lines(&job), epochs);
+}

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ... import worker
+from .. import feed
 from .. import loop as loops
 from .. import session as sessions
 from .. import tree
@@ -408,6 +409,8 @@ def install(settings: Settings) -> Notes:
     global notes
     notes = Notes(settings)
     package.Session, package.Loop, package.ElasticBatchSampler = Session, Loop, Sampler
+    # All ranks wait for a newcomer between two steps, and nothing heals it there. It would wait for that in vain.
+    feed.can_heal = lambda _: False
     seed = settings.seed
     torch.manual_seed(seed)
     random.seed(seed)
