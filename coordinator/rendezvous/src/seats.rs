@@ -83,7 +83,6 @@ fn replica_since(view: &View, nodes: &[&NodeId]) -> u64 {
     let before = |node: &NodeId| {
         let member = view.roster.member(node).filter(|member| member.evicted.is_none())?;
         let keeps = view.roster.node(node).is_some_and(|present| present.record.keeps_workers);
-        // mutant a_replica_outlives_its_workers: keeps => true
         member.rank.replica_since.filter(|_| keeps).map(|since| (since, member.rank.group_rank))
     };
     let Some((since, first)) = nodes.first().and_then(|node| before(node)) else { return round };

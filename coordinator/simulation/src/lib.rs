@@ -53,7 +53,7 @@ const SEEDS: u64 = 4_000;
 /// changed since, it continues from the first seed.
 const FOUND_AT: &[(&str, u64)] = &[
     ("a_lease_counts_without_its_key", Family::LATE + 2_129),
-    ("a_successor_is_always_a_member", Family::ROLES + 525),
+    ("a_successor_is_always_a_member", Family::ROLES + 151),
     ("fence_by_the_newer_proof", Family::EXCLUSIONS + 107),
     ("word_without_age", Family::ROLES + 173),
     ("heard_from_receipt", Family::ROLES + 1_719),
@@ -64,7 +64,8 @@ const FOUND_AT: &[(&str, u64)] = &[
     ("held_for_ever", Family::ROLES + 179),
     ("rounds_go_back", Family::RESTORES + 1_891),
     ("a_node_does_not_notice_a_restore", Family::RESTORES + 964),
-    ("evicted_though_heard", Family::RESTORES + 2_365),
+    ("a_part_of_a_replica_joins", Family::REPLICAS + 1_224),
+    ("generation_at_once", Family::ROLES + 174),
 ];
 
 thread_local! {

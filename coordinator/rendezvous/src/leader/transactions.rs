@@ -41,7 +41,6 @@ impl Leader {
         let evicting = |batch: &[Eviction]| self.guarded(self.evict_ops(view, batch)).guarded(self.silent(view, batch));
         let mut txns: VecDeque<Txn> = before.chunks(MOST_EVICTIONS).map(evicting).collect();
         let written = self.round_txn(now, &record, &form.evict, self.evict_ops(view, last));
-        // mutant evicted_though_heard: written.guarded(self.silent(view, last)) => written
         txns.push_back(written.guarded(self.silent(view, last)));
         let first = txns.pop_front().unwrap_or_default();
         (Doing::Form { record, evict: form.evict, quick: form.quick, rest: txns }, first)

@@ -419,7 +419,6 @@ impl Member {
         let lacks_workers = at_rest && phase == Phase::Waiting && round.is_some() && self.lacks_workers();
         let replicas = self.spec.nodes_per_replica > 1;
         let stays = replicas && phase == Phase::Waiting && round.is_some() && !matches!(self.mode, Mode::Starting(_));
-        // mutant lost_workers_count_as_kept: self.workers == Workers::Quiesced => true
         let keeps_workers = stays && self.workers == Workers::Quiesced;
         let finished = phase == Phase::Running && round == self.finished;
         let record = self.setup.record.clone();
