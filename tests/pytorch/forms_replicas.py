@@ -52,7 +52,7 @@ def rank(port, number):
     torch.set_num_threads(1)
     agent = ranks.Agent(port, number, NODES, LOCAL)
     agent.place["nodes_per_replica"] = SIZE // LOCAL
-    ranks.refused("--nodes-per-replica=3", lambda: elastic.replica_mesh(3), SystemExit)
+    ranks.refused("--replica-nodes=3", lambda: elastic.replica_mesh(3), SystemExit)
     mesh = elastic.replica_mesh(SIZE // LOCAL) if LOCAL == 1 else elastic.node_mesh()
     alone = init_device_mesh("cpu", (SIZE, 1), mesh_dim_names=("all", "one"))["one"]
     other = fully_shard(built(seed=0), mesh=alone)

@@ -55,7 +55,7 @@ Exit codes: 0 the job succeeded, 1 this node could not take part or its store wa
 3 this node left as planned (a signal, or its operator), 4 the operator closed the job, 5 the job failed.";
 
 pub(super) const NNODES: &str = "Number of nodes: one number, or MIN:MAX [default: 1]";
-pub(super) const NODES_PER_REPLICA: &str = "Nodes that hold one replica of a sharded model together: rounds have whole \
+pub(super) const REPLICA_NODES: &str = "Nodes that hold one replica of a sharded model together: rounds have whole \
      replicas, and one that loses a node takes a spare or waits. --nnodes are multiples of it [default: 1]";
 pub(super) const NPROC: &str = "Workers on this node: a number; one for each visible NVIDIA GPU (gpu), each CPU that \
      affinity and cgroup allow (cpu), or each Intel GPU (xpu); gpu if there are any and else cpu (auto) [default: 1]";

@@ -26,7 +26,7 @@ pub(super) const LOGS_SPECS: &str = "logs-specs";
 pub(super) const FLAGS: &[Entry] = &[
     Entry::Heading("Nodes and workers"),
     value("nnodes", "N|MIN:MAX", help::NNODES),
-    value("nodes-per-replica", "N", help::NODES_PER_REPLICA),
+    value("replica-nodes", "N", help::REPLICA_NODES),
     value("nproc-per-node", "N|auto|gpu|cpu|xpu", help::NPROC),
     value("node-name", "NAME", help::NODE_NAME),
     value("role", "NAME", help::ROLE),

@@ -38,10 +38,10 @@ pub(super) fn read(
 ) -> Result<Spec, UsageError> {
     let count = |flag, least| settings.parsed(flag, |text| values::count(text, least));
     let restarts_without_progress = count("restarts-without-progress", 1)?;
-    let nodes_per_replica = count("nodes-per-replica", 1)?.unwrap_or(1);
+    let nodes_per_replica = count("replica-nodes", 1)?.unwrap_or(1);
     if nodes_per_replica > 1 && matches!(store.choice, StoreChoice::Etcd { v2: true, .. }) {
         let cause = "torchelastic's rendezvous knows no replicas of several nodes";
-        return Err(Refusal::new(cause, "use --rdzv-backend=etcd").of("--nodes-per-replica"));
+        return Err(Refusal::new(cause, "use --rdzv-backend=etcd").of("--replica-nodes"));
     }
     let on_store_loss = settings.parsed("on-store-loss", conf::on_store_loss)?;
     let spec = Spec {

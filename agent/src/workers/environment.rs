@@ -15,7 +15,7 @@ pub(crate) const LOCAL_RANK_ENV: &str = "ELASTIC_LOCAL_RANK";
 pub(crate) const NODE_ENV: &str = "ELASTIC_NODE";
 
 /// Nodes that hold one replica of the model together, if several. A worker's `GROUP_RANK` divided by it is its replica.
-const REPLICA_ENV: &str = "ELASTIC_NODES_PER_REPLICA";
+const REPLICA_ENV: &str = "ELASTIC_REPLICA_NODES";
 
 /// Whether the store at `MASTER_PORT` is served by an agent, so that workers are only its clients: `True` or `False`,
 /// as Python spells them.
@@ -264,7 +264,7 @@ mod tests {
         let of = |nodes| {
             let assignment = Assignment { nodes_per_replica: nodes, ..assignment() };
             let env = worker_env(&assignment, &place, &facts, None, &|_| None);
-            env.into_iter().find(|(name, _)| name == "ELASTIC_NODES_PER_REPLICA").map(|(_, value)| value)
+            env.into_iter().find(|(name, _)| name == "ELASTIC_REPLICA_NODES").map(|(_, value)| value)
         };
         assert_eq!((of(None), of(Some(2))), (None, Some("2".into())));
     }

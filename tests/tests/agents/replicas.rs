@@ -6,7 +6,7 @@ use super::quiescing::{done, job_on, kill, of, pid, places, round};
 
 #[tokio::test]
 async fn a_replica_keeps_its_workers_as_a_whole_and_takes_a_spare_for_a_node_that_leaves() {
-    let job = job_on("2:4").await.flag("--nodes-per-replica=2");
+    let job = job_on("2:4").await.flag("--replica-nodes=2");
     let names = ["a", "b", "c", "d"];
     let mut agents: Vec<Agent> = job.start_all(names).into();
     let first = places(&job, 0, 4).await;
@@ -40,6 +40,6 @@ async fn a_replica_keeps_its_workers_as_a_whole_and_takes_a_spare_for_a_node_tha
 
 #[tokio::test]
 async fn nodes_that_make_no_whole_replicas_are_refused() {
-    let job = Job::on_etcd("2:5").await.flag("--nodes-per-replica=2").program(["true"]);
-    job.start("a").says("2:5 nodes make no whole replicas of 2 nodes each (--nodes-per-replica): give", LIMIT).await;
+    let job = Job::on_etcd("2:5").await.flag("--replica-nodes=2").program(["true"]);
+    job.start("a").says("2:5 nodes make no whole replicas of 2 nodes each (--replica-nodes): give", LIMIT).await;
 }

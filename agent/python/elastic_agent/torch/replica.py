@@ -46,7 +46,7 @@ def node_mesh(device_type: str = "cpu") -> Any:
 def replica_mesh(nodes: int, device_type: str = "cpu") -> Any:
     """The device mesh of the workers of this replica's nodes. A model that `fully_shard` divides over it is one replica,
     and `elastic_agent.torch.Session` trains one on each `nodes` nodes (HSDP). The agents have the same number in
-    `--nodes-per-replica`.
+    `--replica-nodes`.
 
     Call it after the slow imports: it waits for the worker's place, as `elastic_agent.ready` does, and for the replica's
     other workers. It makes torch.distributed's default group, of these workers and for the life of the process. If one
@@ -217,7 +217,7 @@ def _meet_replica(nodes: int) -> tuple[Any, int, int]:
     if nodes != _nodes_of(place):
         worker.give_up(
             f"the script has replicas of {nodes} nodes, and the job of {_nodes_of(place)}: give the agents "
-            f"--nodes-per-replica={nodes}, or call elastic_agent.torch.replica_mesh(nodes={_nodes_of(place)})"
+            f"--replica-nodes={nodes}, or call elastic_agent.torch.replica_mesh(nodes={_nodes_of(place)})"
         )
     while True:
         try:

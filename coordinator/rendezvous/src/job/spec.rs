@@ -145,7 +145,7 @@ pub enum SpecError {
     },
     /// Some nodes would make no whole replica.
     #[error(
-        "{min}:{max} nodes make no whole replicas of {size} nodes each (--nodes-per-replica): give --nnodes multiples of \
+        "{min}:{max} nodes make no whole replicas of {size} nodes each (--replica-nodes): give --nnodes multiples of \
          {size}"
     )]
     Replicas {
@@ -231,7 +231,7 @@ impl Spec {
             [
                 ("--peer-cert", given(spec.peer_tls)),
                 ("--nnodes", format!("{}:{}", spec.min_nodes, spec.max_nodes)),
-                ("--nodes-per-replica", spec.nodes_per_replica.to_string()),
+                ("--replica-nodes", spec.nodes_per_replica.to_string()),
                 ("--max-restarts", spec.max_restarts.to_string()),
                 ("--restarts-without-progress", limit.map_or_else(|| "not set".to_owned(), |limit| limit.to_string())),
                 ("--exclude-after", spec.exclude_after.to_string()),

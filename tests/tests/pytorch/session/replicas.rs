@@ -110,7 +110,7 @@ async fn replicas_continue_from_the_agents_memory_when_all_die_and_from_disk_whe
 #[ignore = "half a minute: `make chaos` runs it"]
 async fn a_replica_of_two_nodes_takes_a_spare_for_a_lost_one_and_the_other_keeps_its_processes() {
     let Some(torch) = Torch::find() else { return };
-    let job = Job::on_etcd("2:4").await.flag("--nodes-per-replica=2").flag("--max-restarts=0").flag("--warm-up=120");
+    let job = Job::on_etcd("2:4").await.flag("--replica-nodes=2").flag("--max-restarts=0").flag("--warm-up=120");
     // All four are in the first round, and no process is stopped while others import.
     let job = job.conf("last_call_timeout", "60s").flag("--shutdown-timeout=20");
     let job = job.script(&torch, SCRIPT, &["sharded", "across"]);
