@@ -129,7 +129,7 @@ struct Scene {
 impl Scene {
     async fn start(torch: &Torch, words: &[&str]) -> Scene {
         let job = Job::on_etcd("1:4").await.flag("--max-restarts=1000").flag("--exclude-after=0").flag("--warm-up=120");
-        // Half of the time would be imports of PyTorch.
+        // Workers that are forked must outlive deaths, too.
         let job = job.flag("--preload=torch,torch._dynamo").conf("takeover_delay", "60s").script(torch, SCRIPT, words);
         let agents = BTreeMap::from([("a", job.start("a"))]);
         let trace = Trace::of(&job);
