@@ -31,6 +31,8 @@ enum Mutation {
     NoMember,
     /// K counts silence from before it got its lease.
     OldSilence,
+    /// The store renews a lease whose end it has yet to apply, as a new leader of etcd may with `FastLeaseKeepAlive`.
+    RenewalOvertakes,
 }
 
 /// L's question to the store, and whether that has renewed the lease.
@@ -118,11 +120,12 @@ impl Model for FormerLeader {
     fn actions(&self, clocks: &Clocks, events: &mut Vec<Event>) {
         let over = clocks.lease == TTL;
         let counted = if self.broken(Mutation::OldSilence) { clocks.heard } else { clocks.heard.min(clocks.granted) };
+        let unrenewed = clocks.renewal.is_some_and(|renewal| !renewal.renewed);
         let silent = counted == TTL || self.broken(Mutation::SealAtOnce);
         let possible = [
             (Event::Tick, !clocks.sealed),
             (Event::FormerRenews, clocks.renewal.is_none()),
-            (Event::StoreRenews, !over && clocks.renewal.is_some_and(|renewal| !renewal.renewed)),
+            (Event::StoreRenews, unrenewed && (!over || self.broken(Mutation::RenewalOvertakes))),
             (Event::FormerHearsStore, clocks.renewal.is_some_and(|renewal| renewal.renewed)),
             // Until the next round is forming, any read shows this one.
             (Event::FormerReads, !clocks.sealed),
@@ -157,7 +160,7 @@ impl Model for FormerLeader {
             Event::FormerRenews => next.renewal = Some(Renewal { age: 0, renewed: false }),
             Event::StoreRenews => {
                 next.renewal.as_mut()?.renewed = true;
-                next.lease = 0;
+                next.lease = if clocks.lease == TTL { TTL } else { 0 };
             }
             Event::FormerHearsStore => next.leased = clocks.leased.min(next.renewal.take()?.age),
             Event::FormerReads => next.round = 0,
@@ -216,13 +219,8 @@ fn a_former_leader_that_was_not_heard_for_one_ttl_has_stopped() {
 
 #[test]
 fn without_one_rule_it_has_not() {
-    for mutation in [
-        Mutation::SealAtOnce,
-        Mutation::LeaseWithoutKey,
-        Mutation::HeardFromReceipt,
-        Mutation::NoMember,
-        Mutation::OldSilence,
-    ] {
+    use Mutation::{HeardFromReceipt, LeaseWithoutKey, NoMember, OldSilence, RenewalOvertakes, SealAtOnce};
+    for mutation in [SealAtOnce, LeaseWithoutKey, HeardFromReceipt, NoMember, OldSilence, RenewalOvertakes] {
         search::breaks(&format!("{mutation:?}"), FormerLeader { mutation: Some(mutation) }, FENCED);
     }
 }
