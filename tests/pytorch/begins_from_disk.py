@@ -1,6 +1,7 @@
 """Where a session begins whose job's store knows no checkpoint: at the newest in its folder, or not at all. Each life of
 a job has two ranks of its own. What an agent says is simulated."""
 
+import fcntl
 import os
 import pathlib
 import sys
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import elastic_agent.torch as elastic
 import ranks
 from elastic_agent import worker
+from elastic_agent.torch import beginning
 
 lives = iter(range(100))
 # The step that each rank began after.
@@ -83,6 +85,12 @@ if __name__ == "__main__":
         assert life(folder, 3, "0b1d", unnamed=True) == 8
         assert before.items() <= {path: path.read_bytes() for path in folder.glob("*.pt")}.items(), "it is overwritten"
         assert alone(folder, 3) == 12
+        # Two at once
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            beginning._PATIENCE = 0.2
+            told = life(folder, 3, "0b1d", unnamed=True)
+            assert f"another run saves in {folder}" in told, told
         # Another job has to say that it means this
         told = life(folder, 3, "J")
         assert "belongs to job 7f9c, and holds step 12" in told and f"resume={str(folder)!r}" in told, told

@@ -473,13 +473,13 @@ class Folders(unittest.TestCase):
         self.assertEqual(self.begins(self.folder), 10)
         older.write_bytes(b"")
         self.assertRegex(self.begins(self.folder), "20-round-1.pt cannot be read: .*to begin at step 0, move step-")
-        # One file of a sharded state
-        layout = Layout((1,), (0,), (0,))
-        whole = checkpoints.Folder(self.folder, 1, 9, 0, "ab")
-        checkpoints.save_part(whole, layout, divided({**self.state, "step": 30}, layout), 30, 1, leads=True)
-        self.assertEqual(self.begins(self.folder), 30)
-        (self.folder / "step-0000000030-round-1-ab" / "part-0.distcp").write_bytes(b"")
-        self.assertIn("cannot be read", self.begins(self.folder))
+        # A file of a sharded state that another rank needs
+        folder = self.folder / "step-0000000030-round-1-ab"
+        dcp.join(folder, self.write((2,), (0,), folder=folder), 0)
+        self.assertEqual(self.begins(self.folder), self.state["step"])
+        (folder / "part-1.distcp").write_bytes(b"")
+        with self.assertRaisesRegex(Refused, "part-1.distcp is not the checkpoint that was committed"):
+            Beginning(self.folder, "auto").look("job", is_first=True, layout=Layout((2,), (0,), (0,)))
 
     def test_names(self):
         with self.assertRaisesRegex(ValueError, "have one name"):

@@ -6,11 +6,13 @@ write over what the folder holds.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
 import re
+import time
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from .. import worker
 from . import checkpoints, dcp, files
@@ -20,6 +22,10 @@ from .keeper import say
 # The file that names the job whose checkpoints a folder has. The trainer's folders have it too.
 _OWNER = "job"
 _UNNAMED_ENV = "ELASTIC_JOB_UNNAMED"
+# The file that a run without an id of its own locks, as the trainer does.
+_LOCK = ".lock"
+# Seconds for which a process that was just killed may still have the lock.
+_PATIENCE = 5.0
 _NAME = re.compile(r"step-(\d+)-round-(\d+)")
 
 
@@ -80,12 +86,17 @@ class Beginning:
         self._folder, self._resume = folder, text
         self._named = None if text in ("auto", "never") else pathlib.Path(path).absolute()
         self._step = int(step) if step else None
+        self._lock: IO[str] | None = None
 
-    def look(self, job: str, *, is_first: bool, layout: Layout | None = None, mesh: Any = None) -> Found | None:
+    def look(
+        self, job: str, *, is_first: bool, leads: bool = True, layout: Layout | None = None, mesh: Any = None
+    ) -> Found | None:
         """What the training begins with, read; None: it begins at step 0. The folder is this job's after that.
 
-        job: empty without an agent. is_first: no worker of the job has done a step. Raises Refused, and OSError if the
-        folder cannot be listed."""
+        job: empty without an agent. is_first: no worker of the job has done a step. leads: this is rank 0; others read
+        their parts. Raises Refused, and OSError if the folder cannot be listed."""
+        if leads and self._folder is not None and (not job or _is_unnamed()):
+            self._keep_others_out()
         here, seeker = _in(self._folder), _Seeker(layout, mesh)
         if self._named is not None and is_first:
             found = self._seek(seeker)
@@ -98,7 +109,8 @@ class Beginning:
             found = seeker.newest(here)
             if found is None and self._named is not None:
                 found = self._seek(seeker)
-        self._claim(job)
+        if leads:
+            self._claim(job)
         return found
 
     def _seek(self, seeker: _Seeker) -> Found:
@@ -134,6 +146,28 @@ class Beginning:
                 f"{self._folder} belongs to job {self._owner()}, and holds step {_step_of(here[0])}: to continue from "
                 f"it, give resume={str(self._folder)!r}; else give job {job} another checkpoint_dir"
             )
+
+    def _keep_others_out(self) -> None:
+        """Two runs at once would write over each other's checkpoints, and no store tells them apart."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._folder / _LOCK).open("a")
+        except OSError as error:
+            say(f"{self._folder} cannot be locked ({error}): start no second run in it")
+            return
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    why = f"another run saves in {self._folder}: wait for its end, or give another checkpoint_dir"
+                    raise Refused(why) from None
+                time.sleep(0.05)
+            except OSError:
+                # Of a file system without locks.
+                return
 
     def _claim(self, job: str) -> None:
         if self._folder is None or not job or (_is_unnamed() and self._owner()) or self._owner() == job:

@@ -88,9 +88,10 @@ class Disk:
         the job knows then. Returns its step, 0 if there is none. together: how ranks read. is_first: no step was done."""
 
         def look() -> beginning.Found | None:
-            layout, mesh = self._replica.layout, lambda _: self._replica.mesh
-            found = self._begins.look(place.get("job", ""), is_first=is_first, layout=layout, mesh=mesh)
-            if found and place["rank"] == 0 and worker.available():
+            leads, layout, mesh = place["rank"] == 0, self._replica.layout, lambda _: self._replica.mesh
+            job = place.get("job", "")
+            found = self._begins.look(job, is_first=is_first, leads=leads, layout=layout, mesh=mesh)
+            if found and leads and worker.available():
                 beginning.commit(found, self._timeout)
             return found
 
