@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Partial
 import elastic_agent.torch as elastic
 from elastic_agent import worker
 from elastic_agent.torch import checkpoints, dcp, tree
+from elastic_agent.torch.beginning import Beginning, Refused
 from elastic_agent.torch.choice import Choice, Offer, choose
 from elastic_agent.torch.keeper import Keeper
 from elastic_agent.torch.neighbours import neighbours_of
@@ -421,6 +422,64 @@ class Folders(unittest.TestCase):
         with self.assertRaisesRegex(OSError, "File too large"):
             checkpoints.save(folder, {"much": torch.zeros(1 << 16)}, 3, 1)
         self.assertEqual(list(self.folder.iterdir()), [at_work])
+
+    def begins(self, folder, resume="auto", job="job", is_first=True):
+        """The step that a training begins after, or what it is refused with."""
+        try:
+            found = Beginning(folder, resume).look(job, is_first=is_first)
+        except Refused as error:
+            return str(error)
+        return found.where["step"] if found else 0
+
+    def saved(self, folder, step, round_=1):
+        path = folder / f"{checkpoints.name_of(step, round_)}.pt"
+        checkpoints.write(path, {**self.state, "step": step})
+        return path
+
+    def test_a_folder_with_checkpoints_is_begun_from_or_refused(self):
+        own, other = self.folder / "own", self.folder / "other"
+        self.assertEqual(self.begins(own), 0)
+        self.assertEqual((own / "job").read_text(), "job\n")
+        self.assertEqual(self.begins(own, "never"), 0)
+        for round_, step in ((9, 10), (10, 20), (2, 20)):
+            self.saved(own, step, round_)
+        sharded, layout = checkpoints.Folder(other, 1, 9, 0, "ab"), Layout((1,), (0,), (0,))
+        for step in (15, 25):
+            checkpoints.save_part(sharded, layout, divided({**self.state, "step": step}, layout), step, 3, leads=True)
+        self.assertEqual((self.begins(own), self.begins(other)), (20, 25))
+        self.assertIn("belongs to job job, and holds step 20", self.begins(own, job="another"))
+        # Without an agent
+        self.assertEqual(self.begins(own, job=""), 20)
+        self.assertIn("holds step 20", self.begins(own, "never"))
+        self.assertEqual(self.begins(own, "never", is_first=False), 20)
+        for resume in (other, f"{own}@10"):
+            self.assertIn("would leave behind and write over", self.begins(own, resume))
+        self.assertEqual(self.begins(own, own, job="another"), 20)
+        self.assertEqual((own / "job").read_text(), "another\n")
+        new = self.folder / "new"
+        self.assertEqual([self.begins(new, one) for one in (other, f"{other}@15")], [25, 15])
+        (one,) = own.glob("*20-round-10.pt")
+        self.assertEqual(self.begins(None, one), 20)
+        self.assertIn("no checkpoint of step 16 is there", self.begins(new, f"{other}@16"))
+        self.assertIn("no checkpoint is there", self.begins(new, self.folder / "nowhere"))
+        # A later start has its own
+        self.assertEqual(self.begins(own, other, "another", is_first=False), 20)
+        for wrong in ("", "auto@3"):
+            self.assertRaisesRegex(ValueError, "give 'auto', 'never'", Beginning, own, wrong)
+
+    def test_what_cannot_be_read_is_no_beginning(self):
+        older, newer = self.saved(self.folder, 10), self.saved(self.folder, 20)
+        newer.write_bytes(newer.read_bytes()[:-50])
+        self.assertEqual(self.begins(self.folder), 10)
+        older.write_bytes(b"")
+        self.assertRegex(self.begins(self.folder), "20-round-1.pt cannot be read: .*to begin at step 0, move step-")
+        # A file of a sharded state that another rank needs
+        folder = self.folder / "step-0000000030-round-1-ab"
+        dcp.join(folder, self.write((2,), (0,), folder=folder), 0)
+        self.assertEqual(self.begins(self.folder), self.state["step"])
+        (folder / "part-1.distcp").write_bytes(b"")
+        with self.assertRaisesRegex(Refused, "part-1.distcp is not the checkpoint that was committed"):
+            Beginning(self.folder, "auto").look("job", is_first=True, layout=Layout((2,), (0,), (0,)))
 
     def test_names(self):
         with self.assertRaisesRegex(ValueError, "have one name"):

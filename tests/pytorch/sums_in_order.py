@@ -1,16 +1,21 @@
-"""Groups of one, two, three and seven ranks train one model with `same_bits`. All end with the same bits: also the
-three that lose their group in the middle of a step, and the seven that are more than there are pieces."""
+"""Groups of one, two, three and seven ranks train one model with `same_bits`. All end with the same bits: also the two
+of which one is late by more than connecting may take, the three that lose their group in the middle of a step, and the
+seven that are more than there are pieces."""
 
+import datetime
 import sys
+import time
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastic_agent.torch as elastic
 import ranks
+from elastic_agent.torch import group as groups
 
 SAMPLES, BATCH, PIECE = 43, 10, 2
 STEPS = 2 * 5
+MEETING = 1.0
 
 
 def built(seed):
@@ -19,7 +24,7 @@ def built(seed):
     return torch.nn.Sequential(*layers)
 
 
-def train(seed, number, given=None, broken=False, counted=False):
+def train(seed, number, given=None, broken=False, counted=False, late=False):
     """Returns the parameters after two epochs, and the seed of the random numbers."""
     model = built(seed)
     dataset = TensorDataset(torch.linspace(-1, 1, SAMPLES * 16).reshape(SAMPLES, 16).sin(), torch.arange(SAMPLES) % 3)
@@ -31,21 +36,26 @@ def train(seed, number, given=None, broken=False, counted=False):
             if broken and number == 1 and session.step_number == 4:
                 session._members.group.cut()
                 broken = False
+            if late and number == 0 and session.step_number == 5:
+                time.sleep(1.5 * MEETING)
             loss = torch.nn.functional.cross_entropy(model(inputs), labels, reduction="sum" if counted else "mean")
             session.backward(loss, count=len(labels) if counted else None)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             applied += session.step()
     assert session.step_number == applied == STEPS
+    assert not late or session._members.place["round"] == 20, "the late rank lost its group"
     return torch.cat([one.detach().flatten() for one in model.parameters()]), session._training.seed
 
 
 def rank(port, size, number):
     torch.set_num_threads(1)
+    if size == 2:
+        groups._MEETING = datetime.timedelta(seconds=MEETING)
     # The groups have different rounds at the one store.
     ranks.Agent(port, number, size, 1, first_round=10 * size)
     # All get the parameters of rank 0, and its random numbers.
     torch.seed()
-    parameters, seed = train(number + 1, number, broken=size == 3, counted=size == 2)
+    parameters, seed = train(number + 1, number, broken=size == 3, counted=size == 2, late=size == 2)
     ranks.alone()
     expected, _ = train(1, 0, given=seed, counted=size == 2)
     unlike = (parameters.view(torch.int32) != expected.view(torch.int32)).sum()

@@ -16,6 +16,7 @@ use crate::wait::within;
 pub struct Launcher {
     dir: TempDir,
     env: Vec<(String, String)>,
+    input: Option<PathBuf>,
 }
 
 /// How a run ended.
@@ -42,7 +43,7 @@ impl Default for Launcher {
     fn default() -> Launcher {
         let dir = tempfile::Builder::new().prefix("elastic-launch-").tempdir().expect("a temporary directory");
         std::fs::create_dir(dir.path().join("run")).expect("a runtime directory");
-        Launcher { dir, env: Vec::new() }
+        Launcher { dir, env: Vec::new(), input: None }
     }
 }
 
@@ -51,6 +52,13 @@ impl Launcher {
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Launcher {
         self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Gives later runs this file of its folder as their standard input.
+    #[must_use]
+    pub fn reads(mut self, name: &str) -> Launcher {
+        self.input = Some(self.path(name));
         self
     }
 
@@ -89,7 +97,12 @@ impl Launcher {
         command.args(args).current_dir(self.dir.path()).env("XDG_RUNTIME_DIR", self.path("run"));
         command.env("TMPDIR", self.dir.path()).env("OMP_NUM_THREADS", "1");
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let input = |path: &PathBuf| std::fs::File::open(path).expect("the input").into();
+        command
+            .stdin(self.input.as_ref().map_or_else(Stdio::null, input))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         command.spawn().expect("start an agent")
     }
 

@@ -78,8 +78,9 @@ async fn a_zero_grace_kills_at_once(mut agent: Agent) {
 }
 
 async fn strays_in_their_own_sessions_get_the_signal_and_end_with_the_stop(mut agent: Agent) {
-    // A worker leaves an orphan in another session and lives on.
-    agent.spawn(0, "(setsid sleep 1000 & echo $! > $DIR/stray); exec sleep 1000").await;
+    // A worker leaves an orphan in another session and lives on. The kernel cuts the orphan's name inside a letter.
+    let named = "ln -s \"$(command -v sleep)\" обучение-модели";
+    agent.spawn(0, &format!("{named}; (setsid ./обучение-модели 1000 & echo $! > $DIR/stray); exec sleep 1000")).await;
     let stray = agent.pid_in("stray").await;
     assert!(!gone(stray));
     // When everything is stopped with a long grace, the orphan ends with the worker, at once.

@@ -81,6 +81,9 @@ async fn a_script_is_run_in_each_of_the_ways_there_are() {
         let ended = launcher.run(name, args).await;
         assert_eq!((ended.code, ended.lines()), (0, vec![expected]), "{name} {args:?}: {}", ended.stderr);
     }
+    // As `python -` reads it
+    let ended = launcher.reads("tell.py").run("torchrun", &["-", "--x"]).await;
+    assert_eq!((ended.code, ended.lines()), (0, vec!["__main__ --x 0"]), "{}", ended.stderr);
 }
 
 #[tokio::test]

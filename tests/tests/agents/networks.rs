@@ -154,7 +154,7 @@ async fn meets(hosts: &Hosts, address: &str, flags: [&[&str]; 2], env: &[(&str, 
     let mut second = hosts.start(&job, 1, flags[1]);
     assert_eq!([first.exit(LIMIT).await, second.exit(LIMIT).await], [0, 0]);
     // The one that serves the store says that it is open to all.
-    let open = "can read and change the job's store";
+    let open = "can read and change the job's store, and so what its workers load: to close it, give every node";
     assert_eq!([&first, &second].map(|agent| agent.output().matches(open).count()), [1, 0], "{}", first.output());
     job
 }

@@ -33,6 +33,21 @@ here()
 while True: signal.pause()
 "#;
 
+/// On a signal it saves with the processes of a pool.
+const SAVES_WITH_A_POOL: &str = r#"
+import concurrent.futures, multiprocessing
+def shard(number):
+    time.sleep(0.05)
+    return number
+told, forks = [], multiprocessing.get_context("fork")
+with concurrent.futures.ProcessPoolExecutor(2, mp_context=forks) as pool:
+    list(pool.map(shard, range(4)))
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    here()
+    while not told: time.sleep(0.02)
+    note("saved", str(list(pool.map(shard, range(4)))))
+"#;
+
 fn saving(job: Job) -> Job {
     job.python(SAVES)
 }
@@ -265,6 +280,27 @@ async fn an_operator_drains_a_node_as_a_signal_would() {
     // The others are stopped, but not drained.
     assert!(!job.read("heard-a").contains("draining"));
     job.leaves([&mut a]).await;
+}
+
+#[tokio::test]
+async fn processes_that_a_worker_saves_with_live_however_it_is_asked_to_stop() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    for request in ["a signal", "drain", "pause"] {
+        let job = Job::on(&etcd, "1").named(&request.replace(' ', "-")).prompt().flag("--drain-grace=20");
+        let job = job.flag("--max-restarts=0").python(SAVES_WITH_A_POOL);
+        let mut agent = job.start("a");
+        job.runs(1, 1).await;
+        match request {
+            "drain" => drop(job.ctl_ok(&["drain", "drain", "a"]).await),
+            "pause" => drop(job.ctl_ok(&["pause", "pause"]).await),
+            _ => agent.signal(Signal::TERM),
+        }
+        eventually("all is saved", LIMIT, async || (job.read("saved") == "[0, 1, 2, 3]\n").then_some(())).await;
+        if request == "pause" {
+            agent.signal(Signal::TERM);
+        }
+        assert_eq!(agent.exit(LIMIT).await, LEFT, "{request}: {}", agent.output());
+    }
 }
 
 #[tokio::test]

@@ -271,7 +271,11 @@ impl Prefix {
         let run = within("the agent ends", LIMIT, command.envs(env.iter().cloned()).output()).await.unwrap();
         let said = String::from_utf8_lossy(&run.stdout).trim().to_owned();
         let log = String::from_utf8_lossy(&run.stderr).into_owned();
-        assert!(run.status.success() && log.contains(&said), "the log names it: {log}");
+        let lines = log.lines().filter(|line| line.contains(&said)).count();
+        assert!(run.status.success() && lines == 1, "the log names it once: {log}");
+        let stale = env.iter().any(|(name, at)| *name == "VIRTUAL_ENV" && !at.exists());
+        let warns = |line: &str| line.contains("WARN") && line.contains("VIRTUAL_ENV has no effect");
+        assert_eq!(log.lines().any(warns), stale, "{log}");
         said
     }
 }
@@ -294,6 +298,13 @@ async fn in_an_environment_that_is_not_activated_its_python_runs_the_workers() {
         let python = if mark == "conda-meta" { own } else { other.at("bin/python") };
         assert_eq!(PathBuf::from(linked), python, "{mark}");
     }
+}
+
+#[tokio::test]
+async fn an_environment_that_is_gone_is_warned_of_and_the_next_python_runs() {
+    let other = Prefix::new("pyvenv.cfg");
+    let env = [("VIRTUAL_ENV", PathBuf::from("/gone")), ("PATH", other.at("bin"))];
+    assert_eq!(other.python(binary("elastic-agent"), &env).await, other.at("bin/python").to_str().unwrap());
 }
 
 #[tokio::test]

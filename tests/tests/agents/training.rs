@@ -66,6 +66,47 @@ async fn training_continues_from_the_committed_step() {
 }
 
 #[tokio::test]
+async fn a_job_whose_store_knows_nothing_begins_at_what_its_folder_has() {
+    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{}", free_port());
+    let c10d = ["--rdzv-backend=c10d", &endpoint];
+    for (flags, nodes) in [(&["--standalone"][..], "1"), (&c10d, "1"), (&c10d, "1:2")] {
+        let folder = tempfile::tempdir().unwrap();
+        let to = format!("--checkpoint-dir={}", folder.path().display());
+        for (epochs, begun) in [(1, 0), (3, 23)] {
+            let job = Job::met_by(flags, nodes).flag("--max-restarts=0");
+            let job = job.trainer(["digits", "--hidden=16", &format!("--epochs={epochs}"), &to]);
+            let mut agent = job.start("a");
+            assert_eq!(agent.exit(LIMIT).await, 0, "{flags:?}: {}", agent.output());
+            assert_eq!(job.lines("trace")[0]["step"], begun, "{flags:?}, {epochs} epochs");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_job_that_is_asked_to_stop_commits_its_last_step() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    for (at, (nodes, flags)) in
+        [(&["a"][..], ["--nproc-per-node=2", "--snapshot-every=0"]), (&["a", "b"], ["--nproc-per-node=1", "--seed=0"])]
+            .into_iter()
+            .enumerate()
+    {
+        let job = Job::on(&etcd, &nodes.len().to_string()).named(&format!("job-{at}")).flag("--drain-grace=20");
+        let folder = format!("--checkpoint-dir={}", job.path("checkpoints").display());
+        let endless = ["digits", "--hidden=16", "--epochs=100000", "--checkpoint-every=1000000", &folder, flags[1]];
+        let job = job.flag(flags[0]).trainer(endless);
+        let mut agents: Vec<Agent> = nodes.iter().map(|node| job.start(node)).collect();
+        event(&job, "some steps", |line| line["event"] == "step" && line["step"].as_u64() > Some(20)).await;
+        agents.iter().for_each(|agent| agent.signal(Signal::TERM));
+        for agent in &mut agents {
+            assert_eq!(agent.exit(LIMIT).await, LEFT, "{}", agent.output());
+        }
+        let steps = job.lines("trace").into_iter().filter(|line| line["event"] == "step");
+        let last = steps.map(|line| line["step"].as_u64().unwrap()).max();
+        assert_eq!(job.record("checkpoint").await.unwrap()["step"].as_u64(), last, "{nodes:?}: {}", agents[0].output());
+    }
+}
+
+#[tokio::test]
 async fn an_error_that_no_restart_can_help_ends_the_job_at_once() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     for (at, (flag, said)) in [

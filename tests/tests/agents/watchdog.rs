@@ -118,6 +118,8 @@ def stopped(number, frame):
     note("stopped", f"{round} {rank}")
     os._exit(0)
 signal.signal(signal.SIGTERM, stopped)
+# The kernel cuts this name inside a letter.
+open("/proc/self/comm", "wb").write("обучение-модели".encode())
 timer("released", 0.5)
 timer("released", None)
 timer("harmless", 0.1, 0)

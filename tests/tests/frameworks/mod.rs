@@ -111,6 +111,24 @@ async fn accelerates_launcher_is_the_agent() {
     for rank in 0..2 {
         assert!(out.contains(&format!("rank {rank} of 2, round 2, sum 3: two words")), "{out}");
     }
+    // On two machines, by the words of Accelerate's script for Slurm
+    let machines = format!(
+        r#"
+        machine() {{
+            python -m elastic_agent.accelerate launch --multi_gpu --num_processes 4 --num_machines 2 --machine_rank "$1" \
+                --rdzv_backend c10d --main_process_ip localhost --main_process_port {} --mixed_precision no \
+                --dynamo_backend no --max_restarts 1 "$SCRIPTS/accelerates.py" --word "two words"
+        }}
+        export XDG_RUNTIME_DIR=$PWD
+        machine 0 & first=$!
+        machine 1
+        wait $first"#,
+        free_port()
+    );
+    let out = typed(&python, folder.path(), &machines).await;
+    for rank in 0..4 {
+        assert!(out.contains(&format!("rank {rank} of 4, round 2, sum 10: two words")), "{out}");
+    }
 }
 
 #[tokio::test]

@@ -70,6 +70,14 @@ async fn the_last_snapshot_is_saved_when_none_is_left_to_continue() {
     let begin = told.iter().rfind(|line| line.is("begin")).unwrap();
     assert_eq!((begin.text("source"), begin.number("step")), ("checkpoint", saved));
     nothing_is_lost(&told, begin.number("round"));
+
+    // And so does one whose store is new
+    let other = Job::met_by(&["--standalone"], "1").script(&torch, SCRIPT, &[]);
+    std::os::unix::fs::symlink(job.path("checkpoints"), other.path("checkpoints")).unwrap();
+    other.write("end", &saved.to_string());
+    assert_eq!(other.start("a").exit(LIMIT).await, 0);
+    let begin = lines(&other).into_iter().find(|line| line.is("begin")).unwrap();
+    assert!(begin.text("source") == "checkpoint" && begin.number("step") >= saved, "{begin:?}");
 }
 
 #[tokio::test]

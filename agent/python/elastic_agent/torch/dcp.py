@@ -116,6 +116,12 @@ def _metadata(abouts: list[dict[str, Any]]) -> tuple[Any, list[Any]]:
     return metadata.Metadata(tensors), [results]
 
 
+def check(manifest: pathlib.Path) -> None:
+    """Raises ValueError if any file is not what was written."""
+    for name, digest in json.loads(manifest.read_bytes())["files"].items():
+        files.check(manifest.parent / name, digest)
+
+
 def read(manifest: pathlib.Path, layout: Layout | None, mesh: Callable[[list[int]], Any] | None) -> Any:
     """The state of a checkpoint: of sharded tensors the part that this layout has, or all of them where there is none.
     Raises ValueError if what it needs is not what was committed."""

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import worker
-from . import checkpoints, tree
+from . import beginning, checkpoints, tree
 from .checkpoints import Folder
 from .frozen import Frozen
+from .group import Group
 from .keeper import Keeper, say
 from .replica import Replica
 from .slots import Snapshot
@@ -21,11 +22,17 @@ class Disk:
     """The snapshots and checkpoints of a session on one rank."""
 
     def __init__(
-        self, training: Progress, replica: Replica, folder: Folder | None, snapshot_every: int | None, timeout: float
+        self,
+        training: Progress,
+        replica: Replica,
+        folder: Folder | None,
+        snapshot_every: int | None,
+        timeout: float,
+        begins: beginning.Beginning,
     ) -> None:
         """folder: for checkpoints. snapshot_every: steps from one snapshot to the next. None: there are none.
-        timeout: seconds to wait for what is being copied or written."""
-        self._training, self._replica, self._folder = training, replica, folder
+        timeout: seconds to wait for what is being copied or written. begins: where the training does."""
+        self._training, self._replica, self._folder, self._begins = training, replica, folder, begins
         self.snapshot_every, self._timeout = snapshot_every, timeout
         self._keeper: Keeper | None = None
         self._left: Snapshot | None = None
@@ -75,6 +82,30 @@ class Disk:
             return checkpoint
         parents = pathlib.Path(checkpoint["path"]).parents
         return checkpoint if self._folder and self._folder.path in parents else None
+
+    def begin(self, group: Group, place: dict[str, Any], together: Callable[[Any], Any], *, is_first: bool) -> int:
+        """Where no rank has a state and the job has committed none: has rank 0 load what the training begins with, which
+        the job knows then. Returns its step, 0 if there is none. together: how ranks read. is_first: no step was done."""
+
+        def look() -> beginning.Found | None:
+            leads, layout, mesh = place["rank"] == 0, self._replica.layout, lambda _: self._replica.mesh
+            job = place.get("job", "")
+            found = self._begins.look(job, is_first=is_first, leads=leads, layout=layout, mesh=mesh)
+            if found and leads and worker.available():
+                beginning.commit(found, self._timeout)
+            return found
+
+        try:
+            found = together(look if group.rank == 0 else None)
+        except beginning.Refused as error:
+            worker.give_up(str(error))
+        if found:
+            self.load(found.state)
+            say(f"training begins after step {found.where['step']}, at {found.where['path']}")
+        step = max(group.gather(found.where["step"] if found else 0))
+        if step:
+            self.is_saved(step)
+        return step
 
     def load(self, value: dict[str, Any]) -> None:
         """Has the training continue from a state."""

@@ -17,6 +17,7 @@ import torch
 
 from .. import worker
 from . import checkpoints, collectives, refusals, sessions, tree
+from .beginning import Beginning
 from .checkpoints import Folder
 from .disk import Disk
 from .group import Group, GroupLost
@@ -43,6 +44,7 @@ class Elastic:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
         keep_checkpoints: int = 2,
+        resume: str | os.PathLike[str] = "auto",
         snapshot_every: int | None = None,
         name: str = "",
         operation_timeout: float = 60,
@@ -55,7 +57,8 @@ class Elastic:
             path = checkpoints.place_of(checkpoint_dir, name)
             folder = Folder(path, checkpoint_every, keep_checkpoints, operation_timeout, replica.word)
         self._training, self._replica, self._on_group, self._name = training, replica, on_group, name
-        self._disk = Disk(training, replica, folder, snapshot_every, operation_timeout)
+        beginning = Beginning(folder and folder.path, resume)
+        self._disk = Disk(training, replica, folder, snapshot_every, operation_timeout, beginning)
         self._members = Membership(training, self._disk, replica, nccl, (operation_timeout, loss_timeout))
         # Whether the script is in its steps already, or none is left for it.
         self._step, self._is_aside, self._begun = Step([]), False, False
@@ -265,7 +268,8 @@ class Loop(Elastic):
 
     The ranks begin with the state of rank 0. Data and random numbers are the script's: by `step_number`, `rank` and
     `world_size`. All other arguments are as for a `Session`: `on_group`, which may change the state, `checkpoint_dir`,
-    `checkpoint_every`, `keep_checkpoints`, `snapshot_every`, `name`, `backend`, `operation_timeout` and `loss_timeout`.
+    `checkpoint_every`, `keep_checkpoints`, `resume`, `snapshot_every`, `name`, `backend`, `operation_timeout` and
+    `loss_timeout`.
     """
 
     def __init__(self, state: State, *, backend: str | None = None, **settings: Any) -> None:

@@ -434,7 +434,7 @@ class Membership:
             healing.reach(choice.step)
         self._wait_for_newer(choice.step)
         if choice.source == "nothing":
-            self._see_that_it_is_the_first_start()
+            self._begin()
             if healing and healing.has_begun and group.rank == 0:
                 raise worker.AgentError("the ranks are gone whose state this worker was about to get")
         elif healing and group.rank in choice.holders:
@@ -450,12 +450,15 @@ class Membership:
         healed = [rank for rank in receivers if told[rank] % 2]
         return state.share(group, self._training.value, holders, receivers, mesh, healed)
 
-    def _see_that_it_is_the_first_start(self) -> None:
-        """No rank has a state. Ends the job if steps were done, unless they are those of another session."""
-        if self._which.number > 0 or self.place.get("checkpoint") or not worker.available():
+    def _begin(self) -> None:
+        """No rank has a state, and the job has committed none. The training begins at what the disk has, or at step 0.
+        Ends the job if steps were done whose state is nowhere, unless they are those of another session."""
+        if self._which.number > 0 and not self._which.name:
             return
-        done = max(self.group.gather(max(self._known, worker.steps_done())))
-        if done:
+        done = max(self.group.gather(max(self._known, worker.steps_done()))) if worker.available() else 0
+        step = self._disk.begin(self.group, self.place, self._read_together, is_first=done == 0)
+        self._known = max(self._known, step)
+        if done and not step and self._which.number == 0 and not self.place.get("checkpoint"):
             worker.give_up(
                 f"the job has done {done} steps, and no worker has their state any more: {self._disk.why_lost()}. To "
                 "begin again at step 0, start all agents with --fresh, or with another --rdzv-id"

@@ -76,6 +76,9 @@ class Session(Asking):
       steps, after the last one, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for
       the write, unless there are snapshots: these are written during training. Of a sharded model each rank of the first
       replica writes its part, in the layout of torch.distributed.checkpoint.
+    - resume: where a job begins that has committed nothing. "auto": at the newest checkpoint in `checkpoint_dir`;
+      "never": at step 0, in a folder without any; else at one of another folder: `DIR` or `DIR@STEP`. A folder belongs
+      to one job, whose id is in its file `job`; a job without an id (`--standalone`) takes the folder's.
     - snapshot_every: the state is copied into the agent's memory after this many steps, during the next one. If all
       workers die and an agent lives, training resumes from it.
     - seed: torch's random numbers for a batch depend only on it, the step, and the batch's place among the step's
@@ -110,6 +113,7 @@ class Session(Asking):
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
         keep_checkpoints: int = 2,
+        resume: str | os.PathLike[str] = "auto",
         snapshot_every: int | None = None,
         seed: int | None = None,
         same_bits: bool = False,
@@ -146,6 +150,7 @@ class Session(Asking):
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
             keep_checkpoints=keep_checkpoints,
+            resume=resume,
             snapshot_every=snapshot_every,
             name=name,
             operation_timeout=operation_timeout,

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from .. import worker
 from . import parts as sharded_parts
-from . import checkpoints
+from . import beginning, checkpoints
 from .choice import Choice, Offer, choose
 from .checkpoints import Folder
 from .keeper import Keeper, say
@@ -71,6 +71,7 @@ class Snapshots:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
         keep_checkpoints: int = 2,
+        resume: str | os.PathLike[str] = "auto",
         timeout: float = 60,
     ) -> None:
         """parts: a model, optimizers, schedulers, a sampler, anything with `state_dict` and `load_state_dict`, by name.
@@ -80,6 +81,7 @@ class Snapshots:
         during training, and commits it; the newest `keep_checkpoints` stay. If the job ends while all workers are dead,
         the newest snapshot is written there, too. Of a sharded model every rank writes its part, in the layout of
         torch.distributed.checkpoint; at the job's end nothing more is written.
+        resume: where a job begins that has committed nothing, as for a `Session`.
         timeout: seconds that a commit may take, and that the ranks' parts may come after each other."""
         if every < 1 or checkpoint_every < 1 or keep_checkpoints < 1:
             raise ValueError("every, checkpoint_every and keep_checkpoints are 1 or more")
@@ -88,7 +90,7 @@ class Snapshots:
                 raise TypeError(
                     f"the part {name!r} is a {type(part).__qualname__}, without state_dict and load_state_dict"
                 )
-        self._parts = dict(parts)
+        self._parts, self._timeout = dict(parts), timeout
         modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
         self._meshes = _meshes(modules)
         self._layout = layout_of(pair for module in modules for pair in module.named_parameters())
@@ -101,7 +103,7 @@ class Snapshots:
         if checkpoint_dir is not None:
             path = pathlib.Path(checkpoint_dir).absolute()
             folder = Folder(path, every=checkpoint_every, keep=keep_checkpoints, timeout=timeout)
-        self._folder = folder
+        self._folder, self._begins = folder, beginning.Beginning(folder and folder.path, resume)
         self._keeper: Keeper | None = None
         if worker.available() and (self._meshes or worker.local_rank() == 0):
             optimizers = [part for part in parts.values() if isinstance(part, torch.optim.Optimizer)]
@@ -136,6 +138,8 @@ class Snapshots:
             committed = checkpoint["step"] if checkpoint else None
             layouts = [one.layout for one in told]
             choice = choose([one.offers for one in told], committed, newer_than, layouts)
+            if choice.source == "nothing" and not checkpoint:
+                checkpoint, choice = self._begin(ranks, choice, newer_than)
             try:
                 loaded = self._loaded(choice, held, checkpoint, ranks, layouts)
             except ValueError as error:
@@ -205,6 +209,23 @@ class Snapshots:
         if kind is None:
             self.close()
 
+    def _begin(self, ranks: _Ranks, choice: Choice, newer_than: int) -> tuple[dict[str, Any] | None, Choice]:
+        """What a job begins with that has committed nothing, as rank 0 finds it, and the choice then."""
+        where, refused = None, ""
+        if ranks.rank == 0:
+            try:
+                job, is_first = worker.assignment()["job"], worker.steps_done() == 0
+                found = self._begins.look(job, is_first=is_first, layout=self._layout, mesh=self._mesh)
+                if found and found.where["step"] >= newer_than:
+                    beginning.commit(found, self._timeout)
+                    where = found.where
+            except beginning.Refused as error:
+                refused = str(error)
+        where, refused = ranks.gather((where, refused))[0]
+        if refused:
+            worker.give_up(refused)
+        return where, Choice("checkpoint", where["step"], why="the newest on disk") if where else choice
+
     def _facts(self) -> dict[str, Any]:
         """What tells this training from another that the same job ran before."""
         facts: dict[str, Any] = {"parts": {name: fingerprint(part) for name, part in self._parts.items()}}
@@ -270,11 +291,17 @@ class FrameworkCallback:
     """What the callbacks of frameworks share: their trainers load a state from a path."""
 
     def __init__(
-        self, *, snapshot_every: int = 1, checkpoint_dir: str | os.PathLike[str] | None = None, checkpoint_every: int = 1000
+        self,
+        *,
+        snapshot_every: int = 1,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1000,
+        resume: str | os.PathLike[str] = "auto",
     ) -> None:
-        """snapshot_every: steps from one snapshot to the next. checkpoint_dir, checkpoint_every: as `Snapshots` has them:
-        with a folder, what is in memory is also written there when all nodes leave or the job fails."""
-        self._settings = {"every": snapshot_every, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every}
+        """snapshot_every: steps from one snapshot to the next. checkpoint_dir, checkpoint_every, resume: as `Snapshots`
+        has them: with a folder, what is in memory is also written there when all nodes leave or the job fails."""
+        folder = {"checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every, "resume": resume}
+        self._settings = {"every": snapshot_every, **folder}
         self._snapshots: Snapshots | None = None
         self._trainer: Any = None
         # The folder of the state that the trainer reads.
@@ -338,7 +365,7 @@ class _Ranks:
                 raise RuntimeError("snapshots.resume is to be called after torch.distributed.init_process_group")
             self.group = dist.new_group(backend="gloo")
 
-    def gather(self, mine: _Told) -> list[_Told]:
+    def gather(self, mine: Any) -> list[Any]:
         """What each rank tells."""
         if self.size == 1:
             return [mine]

@@ -89,11 +89,12 @@ impl WorkerCommand {
 
     /// Logs which program the workers run, and why that one.
     pub(crate) fn announce(&self) {
-        if let Some(passed_over) = &self.passed_over {
-            tracing::warn!("{passed_over}; workers run {}", self.program.display());
+        let program = self.program.display();
+        match (&self.passed_over, self.found) {
+            (Some(passed_over), _) => tracing::warn!("{passed_over}; workers run {program}"),
+            (None, Some(found)) => tracing::info!("workers run {program} ({found})"),
+            (None, None) => tracing::info!("workers run {program}"),
         }
-        let found = self.found.map(|found| format!(" ({found})")).unwrap_or_default();
-        tracing::info!("workers run {}{found}", self.program.display());
     }
 
     /// One worker's arguments, without the program itself.

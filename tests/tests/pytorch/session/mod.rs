@@ -338,6 +338,12 @@ fn a_slow_disk_ends_no_group_and_the_last_step_is_saved() {
 }
 
 #[test]
+fn a_session_whose_store_knows_nothing_begins_at_what_its_folder_has() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "begins_from_disk.py", &[]);
+}
+
+#[test]
 fn loops_do_what_they_say() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "runs_loops.py", &[]);
