@@ -29,8 +29,8 @@ import torch
 
 from .. import worker
 from . import tree
-from .group import store_of
 from .state import Progress, Training
+from .store import Store
 
 # Bytes that go to the kernel at once.
 _PIECE = 4 << 20
@@ -302,7 +302,7 @@ class Feeds:
 
 def _tell(place: dict[str, Any], told: str) -> None:
     try:
-        store = store_of(place)
+        store = Store(place)
         store.set(f"feed/{store.add('feeds', 1)}", told)
     except RuntimeError:
         pass  # Newcomers get the state in their round.

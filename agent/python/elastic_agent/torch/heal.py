@@ -13,8 +13,8 @@ import torch
 
 from .. import worker
 from . import feed
-from .group import store_of
 from .state import Training
+from .store import Store
 
 # The part of the time for a worker's start that it may take to heal.
 _SHARE = 0.8
@@ -114,7 +114,7 @@ def begin(training: Any, word: int, timeout: float) -> Healing | None:
     if running is None:
         return None
     try:
-        store = store_of(running)
+        store = Store(running)
         count = store.add("feeds", 0)
         key = f"feed/{1 + secrets.randbelow(count)}" if count else ""
         if not count or not store.check([key]):
