@@ -31,6 +31,7 @@ import torch
 
 from .. import worker
 from . import tree
+from .operations import Errand
 from .state import Progress, Training
 from .store import Store
 
@@ -122,6 +123,9 @@ class _Feed:
         self._gradients: list[tuple[int, torch.Tensor]] = []
         self._stepped: dict[int, Any] = {}
         self._hooks: list[Any] = []
+        # Of the tensors of the whole state, when the newcomer has its place: how often each has changed, and their bits.
+        self._versions: list[int] = []
+        self._bits: Errand | None = None
         self._asked = time.monotonic()
         threading.Thread(target=self._send, name="elastic-session-feed", daemon=True).start()
 
@@ -180,6 +184,9 @@ class _Feed:
             late.update(one.data_ptr() for _, kept in self._states(parameter) for one in kept.values() if _is_tensor(one))
         # A forward pass changes buffers, and the script what is its own.
         tensors = [one if one.data_ptr() in late else one.clone() for one in tensors]
+        self._versions = [one._version for one in tensors]
+        # While the last gradients are sent.
+        self._bits = Errand(lambda: list(map(bits_of, tensors)))
         with self._moved:
             self._ends = True
             self._queue.append(({"state": json.dumps(description)}, tensors))
@@ -252,12 +259,10 @@ class _Feed:
 
     def _send_rest(self, described: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         """Compares all tensors with the newcomer's, and sends those that differ."""
-        versions = [one._version for one in tensors]
-        bits = list(map(bits_of, tensors))
-        send(self._connection, {"dict": [*map(list, described.items()), ["bits", bits]]}, [])
+        send(self._connection, {"dict": [*map(list, described.items()), ["bits", self._bits.result()]]}, [])
         value = [tensors[at] for at in receive(self._connection)["lacks"]]
         rest = tree.take_apart({"rest": value})
-        if versions != [one._version for one in tensors]:
+        if self._versions != [one._version for one in tensors]:
             raise ConnectionAbortedError("the state has changed meanwhile")
         send(self._connection, *rest)
         with self._moved:

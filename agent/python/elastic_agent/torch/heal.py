@@ -149,10 +149,9 @@ def begin(training: Any, word: int, timeout: float) -> Healing | None:
     try:
         store = Store(running)
         count = store.add("feeds", 0)
-        key = f"feed/{1 + secrets.randbelow(count)}" if count else ""
-        if not count or not store.check([key]):
+        if not count:
             return None
-        host, port, token, theirs = json.loads(store.get(key))
+        host, port, token, theirs = json.loads(store.get(f"feed/{1 + secrets.randbelow(count)}"))
         if theirs != word:
             return None
         connection = socket.create_connection((host, port), timeout)

@@ -336,7 +336,8 @@ class Membership:
         own = [mine, self.loop_ends, healing.number() if healing else 0, self.feeds.numbers()]
         steps, ends, follows, fed = zip(*map(json.loads, group.gather_texts(json.dumps(own))))
         self.are_alike = all(ends) and len(set(steps)) == 1
-        choice = choose([[Offer(step)] if step >= 0 else [] for step in steps], checkpoint["step"] if checkpoint else None)
+        offers = [[Offer(step)] if step >= 0 else [] for step in steps]
+        choice = choose(offers, checkpoint["step"] if checkpoint else None)
         self._wait_for_newer(choice.step)
         given = {number for rank in choice.holders for number in fed[rank]}
         healed = [rank for rank, number in enumerate(follows) if number in given and rank not in choice.holders]

@@ -1,5 +1,5 @@
-"""A connection to the store where the ranks of a round meet, in the words of PyTorch's TCPStore. PyTorch's own client asks
-the name service for the host's name before it connects, for its messages: an answer that is lost takes it five seconds."""
+"""A connection to the store where the ranks of a round meet, in the words of PyTorch's TCPStore. PyTorch's own client
+asks the name service for the host's name before it connects, for its messages. A lost answer takes it five seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 # What a client says first, and the numbers of its questions.
 _HELLO = struct.pack("<BI", 0, 0x3C85F7CE)
-_SET, _ADD, _CHECK, _WAIT, _MULTI_GET = (bytes([one]) for one in (1, 4, 5, 6, 10))
+_SET, _ADD, _WAIT, _MULTI_GET = (bytes([one]) for one in (1, 4, 6, 10))
 # Seconds for an answer, and between two tries to connect: rank 0 may not serve yet.
 _ANSWER, _AGAIN = 5.0, 0.05
 
@@ -35,7 +35,7 @@ class Store(dist.Store):
                 self._connection = socket.create_connection((place["master_addr"], place["master_port"]), _ANSWER)
             except OSError as error:
                 if not isinstance(error, ConnectionError) or time.monotonic() > until:
-                    raise dist.DistNetworkError(f"the store of round {place['round']} does not answer: {error}") from error
+                    raise dist.DistNetworkError(f"the store of the ranks does not answer: {error}") from error
                 time.sleep(_AGAIN)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._answers = self._connection.makefile("rb")
@@ -59,10 +59,6 @@ class Store(dist.Store):
     def add(self, key: str, amount: int) -> int:
         """Adds to a number, which is 0 at first. Returns the sum."""
         return struct.unpack("<q", self._ask(_ADD + self._word(key) + struct.pack("<q", amount), 8))[0]
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys have values."""
-        return self._ask(_CHECK + self._words(keys), 1) == b"\0"
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
         """Waits until all keys have values."""
