@@ -1,8 +1,9 @@
 """What takes longer than an exchange between ranks may take ends no group: a disk where a checkpoint is written or read,
-what one rank does aside, a first pass, a pause of rank 0. A round that forms meanwhile does not wait for the disk. The last
+what one rank does aside, a first pass, a pause of rank 0. Lines tell of the disk, ever fewer of them. A round that forms meanwhile does not wait for the disk. The last
 step is on disk when the session ends, so that a worker that starts later has nothing to do. What an agent says is
 simulated."""
 
+import math
 import pathlib
 import os
 import signal
@@ -17,15 +18,22 @@ from torch.utils.data import DataLoader, TensorDataset
 import elastic_agent.torch as elastic
 import ranks
 from elastic_agent import worker
-from elastic_agent.torch import checkpoints
+from elastic_agent.torch import checkpoints, files
 
-RANKS, STEPS, LIMIT, SLOW = 2, 5, 1.0, 1.5
-committed = {}
+RANKS, STEPS, LIMIT, SLOW, PATIENCE = 2, 5, 1.0, 1.5, 0.3
+committed, told = {}, []
 
 
-def slowly(call):
+def slowly(call, does, path):
+    """A call that takes long. Lines have told of it, each after twice the pause of the one before."""
+
     def slow(*arguments):
+        told.clear()
+        began = time.monotonic()
         time.sleep(SLOW)
+        lines, most = list(told), math.log2((time.monotonic() - began) / PATIENCE + 1)
+        assert 0 < len(lines) <= most, (lines, most)
+        assert all(f"{does} {path}/" in line and "does not answer" in line for line in lines), lines
         return call(*arguments)
 
     return slow
@@ -61,13 +69,15 @@ def rank(port, folder, number):
     torch.set_num_threads(1)
     agent = ranks.Agent(port, number, RANKS, 1)
     worker.commit_checkpoint = lambda step, path, **more: committed.update(step=step, path=path, **more)
-    checkpoints.write, checkpoints.read = slowly(checkpoints.write), slowly(checkpoints.read)
+    files._PATIENCE, files.say = PATIENCE, told.append
+    checkpoints.write = slowly(checkpoints.write, "writing", folder)
+    checkpoints._read = slowly(checkpoints._read, "reading", folder)
     done, place = train(number, folder)
     assert (done, place["round"]) == (STEPS, 1), (done, place)
     assert number > 0 or committed["step"] == STEPS, committed
     # Both start again, as after a failure in what the script does next.
-    files = sorted(folder.glob("*.pt"))
-    where = {"step": STEPS, "path": str(files[-1]), "digest": worker.digest_of(files[-1])}
+    saved = sorted(folder.glob("*.pt"))
+    where = {"step": STEPS, "path": str(saved[-1]), "digest": worker.digest_of(saved[-1])}
     agent.place = {**agent.place, "round": 2, "checkpoint": where}
     committed.clear()
     done, place = train(number, folder)

@@ -4,7 +4,7 @@ ranks divide, or one for each rank."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from . import order
@@ -73,8 +73,7 @@ class ElasticBatchSampler:
         self.epoch = 0
         # Samples of the epoch that earlier steps have used.
         self.position = 0
-        self.rank = int(os.environ.get("RANK", 0))
-        self.world_size = int(os.environ.get("WORLD_SIZE", 1))
+        self.set_place(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
     @property
     def global_batch(self) -> int:
@@ -86,9 +85,14 @@ class ElasticBatchSampler:
         given = {"length": self.length, "seed": self.seed, "global_batch": self._fixed, "rank_batch": self.rank_batch}
         return {name: value for name, value in given.items() if value is not None}
 
-    def set_place(self, rank: int, world_size: int) -> None:
-        """From the next step, takes this rank's part of each step."""
-        self.rank, self.world_size = rank, world_size
+    def set_place(self, rank: int, world_size: int, absent: Collection[int] = ()) -> None:
+        """From the next step, takes this rank's part of each step. absent: the ranks that have no part in the next one.
+        With `rank_batch` all have."""
+        self.rank, self.world_size = self._next = rank, world_size
+        if absent and self._fixed:
+            present = [one for one in range(world_size) if one not in absent]
+            # This rank's number among those that have a part of the next step, and how many these are.
+            self._next = (present.index(rank), len(present)) if rank in present else (0, 0)
 
     def step_size(self) -> int:
         """The number of samples of the step at the position, in the whole group."""
@@ -97,7 +101,7 @@ class ElasticBatchSampler:
     def micro_batches(self) -> list[int]:
         """The sizes of this rank's batches of the step at the position. A batch of size 0 only keeps step with ranks that
         have more: what it yields does not count."""
-        return [len(batch) for batch in self._share(self.position)]
+        return [len(batch) for batch in self._share(self.position, *self._next)]
 
     def last_step(self) -> int | None:
         """The number of samples of an epoch's last step. None if that follows from the number of ranks."""
@@ -108,11 +112,12 @@ class ElasticBatchSampler:
 
     def first_place(self) -> int:
         """Where this rank's part of the step at the position begins, among the step's samples."""
-        return self._part(self.step_size())[0]
+        return self._part(self.step_size(), *self._next)[0]
 
     def advance(self) -> None:
         """The step at the position is done. After the last of an epoch, the next epoch begins."""
         self.position += self.step_size()
+        self._next = self.rank, self.world_size
         if self.position >= self._end():
             self.epoch, self.position = self.epoch + 1, 0
 
@@ -142,25 +147,29 @@ class ElasticBatchSampler:
             samples = self._shards.order(self.global_batch, self.seed, self.epoch if self.shuffle else None)
         elif self.shuffle:
             samples = order.of_epoch(self.length, self.seed, self.epoch)
+        place = self._next
         for position in range(self.position, self._end(), self.global_batch):
-            for places in self._share(position):
+            share, place = self._share(position, *place), (self.rank, self.world_size)
+            for places in share:
                 few = range(position, min(position + self.least, self._end()))
                 batch = [samples[place] for place in places or few]
                 yield self.batch_of(batch) if self.batch_of else batch
 
     def __len__(self) -> int:
         """The number of batches that are left for this rank in the epoch."""
+        place = self.rank, self.world_size
         full, rest = divmod(self._end() - self.position, self.global_batch)
-        batches = full * len(self._share(self.position)) if full else 0
-        return batches + (len(self._share(self._end() - rest)) if rest else 0)
+        batches = full * len(self._share(self.position, *place)) if full else 0
+        batches += len(self._share(self._end() - rest, *place)) if rest else 0
+        return batches + len(self._share(self.position, *self._next)) - len(self._share(self.position, *place))
 
     def _end(self) -> int:
         return self.length - self.length % self.global_batch if self.drop_last else self.length
 
-    def _share(self, position: int) -> list[range]:
-        """This rank's places in the step at `position`, cut into micro-batches."""
+    def _share(self, position: int, rank: int, ranks: int) -> list[range]:
+        """The places of the rank of this number in the step at `position`, cut into micro-batches."""
         size = min(self.global_batch, self._end() - position)
-        first, end = (position + place for place in self._part(size))
+        first, end = (position + place for place in self._part(size, rank, ranks))
         if not self.alike:
             # What a loop does between `backward` and `step`, such as to clip gradients, all ranks must do.
             if first == end:
@@ -173,11 +182,13 @@ class ElasticBatchSampler:
         cuts = [first + (end - first) * number // count for number in range(count + 1)]
         return [range(at, until) for at, until in zip(cuts, cuts[1:])]
 
-    def _part(self, size: int) -> tuple[int, int]:
-        """Where this rank's part of a step of `size` samples begins and ends. Parts differ by one unit at most: a
-        sample, the fewest of a batch, or a micro-batch."""
+    def _part(self, size: int, rank: int, ranks: int) -> tuple[int, int]:
+        """Where a rank's part of a step of `size` samples begins and ends. Parts differ by one unit at most: a sample,
+        the fewest of a batch, or a micro-batch. No part begins and ends at 0."""
+        if not ranks:
+            return 0, 0
         unit = self.micro_batch if self.in_pieces else self.least
         # Only a micro-batch may be smaller than a unit.
         units = -(-size // unit) if self.in_pieces else max(size // unit, 1)
-        first, end = (units * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        first, end = (units * one // ranks for one in (rank, rank + 1))
         return unit * first, size if end == units else unit * end

@@ -29,8 +29,12 @@ class Histories(unittest.TestCase):
                 samplers = [of_rank(rank, size, length, batch, state=state, **options) for rank in range(size)]
                 how = choose.choice([(False, False, 1), (True, False, 1), (False, True, 1), (False, False, min(2, micro))])
                 alike, in_pieces, least = how
-                for sampler in samplers:
+                # Those that have just come take no part in the first of them.
+                absent = [] if alike else choose.sample(range(size), choose.randrange(size))
+                for rank, sampler in enumerate(samplers):
                     sampler.alike, sampler.in_pieces, sampler.least = how
+                    sampler.set_place(rank, size, absent)
+                    self.assertEqual(len(sampler), len(list(sampler)), f"seed {seed}")
                 readers = [iter(sampler) for sampler in samplers]
                 for _ in range(choose.randint(1, 3)):
                     if samplers[0].epoch:
@@ -38,8 +42,11 @@ class Histories(unittest.TestCase):
                     of_step, pieces = [], []
                     if alike:
                         self.assertEqual(len({len(sampler.micro_batches()) for sampler in samplers}), 1, f"seed {seed}")
-                    for sampler, reader in zip(samplers, readers):
-                        self.assertEqual(sampler.first_place(), len(of_step), f"seed {seed}")
+                    for rank, (sampler, reader) in enumerate(zip(samplers, readers)):
+                        if rank in absent:
+                            self.assertEqual(sampler.micro_batches(), [0], f"seed {seed}")
+                        else:
+                            self.assertEqual(sampler.first_place(), len(of_step), f"seed {seed}")
                         for expected in sampler.micro_batches():
                             places = next(reader)
                             if expected == 0:
@@ -60,6 +67,7 @@ class Histories(unittest.TestCase):
                     sizes.append(len(of_step))
                     for sampler in samplers:
                         sampler.advance()
+                    absent = []
                 state = samplers[choose.randrange(size)].state_dict()
             wanted = length - length % batch if drop_last else length
             self.assertEqual(len(used), wanted, f"seed {seed}")

@@ -45,7 +45,9 @@ def save(folder: Folder, state: Any, step: int, round_: int, note: str = "") -> 
     """Writes a whole state and has the agent commit it. `note`: where others than rank 0 write."""
     # Its round is in its name: what a rank of an earlier round still writes has another.
     path = folder.path / f"{name_of(step, round_, note)}.pt"
-    _commit(folder, step, path, write(path, state))
+    with files.waited_for("writing", path):
+        digest = write(path, state)
+    _commit(folder, step, path, digest)
     older = [one for one in sorted(folder.path.glob("step-*-round-*.pt")) if one.name < path.name]
     for old in older[: len(older) - folder.keep + 1]:
         old.unlink()
@@ -59,7 +61,8 @@ def save_part(
     path = folder.path / name_of(step, round_, f"-{folder.writers}")
     if leads:
         _remove_unfinished(folder, path)
-    took = dcp.write_part(path, layout, *described)
+    with files.waited_for("writing", path):
+        took = dcp.write_part(path, layout, *described)
     if not leads:
         return
     _commit(folder, step, *dcp.join(path, layout.parts, folder.timeout + took))
@@ -110,7 +113,12 @@ def read(checkpoint: dict[str, Any], layout: Layout | None = None, mesh: Any = N
     """The state of a checkpoint whose bytes are those that were committed. layout: the part that this rank has, if its
     model is sharded. mesh: gives the device mesh of a shape."""
     path = pathlib.Path(checkpoint["path"])
-    files.check(path, checkpoint["digest"])
+    with files.waited_for("reading", path):
+        return _read(path, checkpoint["digest"], layout, mesh)
+
+
+def _read(path: pathlib.Path, digest: str, layout: Layout | None, mesh: Any) -> Any:
+    files.check(path, digest)
     if path.name == dcp.MANIFEST:
         return dcp.read(path, layout, mesh)
     if layout is not None:

@@ -4,10 +4,12 @@ heal.py is the other end.
     it connects ──▶ before a step: some parameters, with what the optimizers keep of them
                 ──▶ after each step: the gradients of all parameters that it has
                 ──▶ … ──▶ it has all parameters, and every step: its node joins
+                ──▶ in its round, while the others compute: the last gradients, and what differs then
 
 A parameter and its gradient suffice, because PyTorch's optimizers change each parameter by itself. Gradients are those
 that the optimizers get: summed, unscaled, clipped. What else is in a state, and what the script changes by itself, the
-newcomer gets in its round: `state.share` compares.
+newcomer gets in the end: it compares the bits of all tensors. No rank applies a step without the newcomer, so what is
+compared does not change meanwhile.
 """
 
 from __future__ import annotations
@@ -22,15 +24,16 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 
 from .. import worker
 from . import tree
-from .group import store_of
+from .operations import Errand
 from .state import Progress, Training
+from .store import Store
 
 # Bytes that go to the kernel at once.
 _PIECE = 4 << 20
@@ -38,10 +41,10 @@ _PIECE = 4 << 20
 _PART, _PARTS = 16 << 20, 16
 # The most steps that wait to be sent, unless they take less than so many bytes.
 _STEPS, _STEPS_BYTES = 4, 64 << 20
-# Newcomers that one rank feeds, and seconds for a first word.
+# Newcomers that one rank feeds, and seconds for a first word: a secret, and the newcomer's number.
 _NEWCOMERS, _GREETING = 2, 5.0
 _TOKEN = 16
-_HEAD = struct.Struct(">Q")
+_HEAD = NUMBER = struct.Struct(">Q")
 
 
 def can_heal(training: Progress) -> bool:
@@ -80,6 +83,11 @@ def receive(connection: socket.socket) -> Any:
     return tree.put_together(description, tensors)
 
 
+def bits_of(tensor: torch.Tensor) -> int:
+    """A number that is the same for the same bits."""
+    return int(tree.sum_of_bits(tensor.contiguous().reshape(-1)))
+
+
 def fill(connection: socket.socket, room: torch.Tensor) -> None:
     """Receives as many bytes as there is room for. Raises OSError, also where the connection ends."""
     left = _memory(room)
@@ -99,8 +107,9 @@ def _memory(tensor: torch.Tensor) -> memoryview:
 class _Feed:
     """What one newcomer gets. The session's thread queues it, and another sends it."""
 
-    def __init__(self, connection: socket.socket, training: Training, timeout: float) -> None:
+    def __init__(self, connection: socket.socket, number: int, training: Training, timeout: float) -> None:
         connection.settimeout(timeout)
+        self.number = number
         self._connection, self._training, self._timeout = connection, training, timeout
         parameters = list(enumerate(training.model.parameters()))
         self._has, self._lacks = [], collections.deque(parameters)
@@ -108,11 +117,15 @@ class _Feed:
         self._most = 4 * self._part
         self._queue: collections.deque[tuple[dict[str, Any], Any]] = collections.deque()
         self._moved = threading.Condition()
-        self.over = False
+        # Whether the newcomer has a place, and gets what is left; and whether it gets no more.
+        self._ends = self.over = False
         # The gradients of the step under way, and by the optimizers' numbers the groups of those that have stepped.
         self._gradients: list[tuple[int, torch.Tensor]] = []
         self._stepped: dict[int, Any] = {}
         self._hooks: list[Any] = []
+        # Of the tensors of the whole state, when the newcomer has its place: how often each has changed, and their bits.
+        self._versions: list[int] = []
+        self._bits: Errand | None = None
         self._asked = time.monotonic()
         threading.Thread(target=self._send, name="elastic-session-feed", daemon=True).start()
 
@@ -121,8 +134,9 @@ class _Feed:
         where a round waits for it."""
         pace = 0 if worker.forming() else time.monotonic() - self._asked
         with self._moved:
-            self._moved.wait_for(lambda: self.over or not self._has_more_than(1), pace)
-            if self._has_more_than(_STEPS) or _has_ended(self._connection):
+            self._moved.wait_for(lambda: self.over or self._ends or not self._has_more_than(1), pace)
+            # One that has a place takes part in a step when it has all.
+            if self._ends or self._has_more_than(_STEPS) or _has_ended(self._connection):
                 self.end()
             idle, is_due = not self._queue, not any("part" in one for one, _ in self._queue)
         self._asked = time.monotonic()
@@ -156,9 +170,27 @@ class _Feed:
             self._moved.notify_all()
         _shut_down(self._connection)
 
-    def rest(self) -> None:
-        """The group is left: no step follows before the next one."""
-        self._put("rests", True)
+    @property
+    def can_end(self) -> bool:
+        """Whether the newcomer may have its place now: it lacks no parameter."""
+        return not (self.over or self._ends or self._lacks)
+
+    def end_with_rest(self) -> None:
+        """The newcomer has its place, and gets what it still lacks of the state as it is now, until the next step is
+        applied."""
+        description, tensors = tree.take_apart(self._training.value())
+        late = {one.data_ptr() for _, one in self._has}
+        for _, parameter in self._has:
+            late.update(one.data_ptr() for _, kept in self._states(parameter) for one in kept.values() if _is_tensor(one))
+        # A forward pass changes buffers, and the script what is its own.
+        tensors = [one if one.data_ptr() in late else one.clone() for one in tensors]
+        self._versions = [one._version for one in tensors]
+        # While the last gradients are sent.
+        self._bits = Errand(lambda: list(map(bits_of, tensors)))
+        with self._moved:
+            self._ends = True
+            self._queue.append(({"state": json.dumps(description)}, tensors))
+            self._moved.notify_all()
 
     def _has_more_than(self, steps: int) -> bool:
         """Whether more steps than so many wait, and not only small ones."""
@@ -174,7 +206,7 @@ class _Feed:
             self.end()
 
     def _bytes(self, parameter: torch.nn.Parameter) -> int:
-        kept = [one for _, values in self._states(parameter) for one in values.values() if isinstance(one, torch.Tensor)]
+        kept = [one for _, values in self._states(parameter) for one in values.values() if _is_tensor(one)]
         return sum(map(_size, (parameter, *kept)))
 
     def _states(self, parameter: torch.nn.Parameter) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -215,11 +247,26 @@ class _Feed:
             # Without anything to send: a sign of life.
             described, tensors = self._queue[0] if self._queue else ({}, [])
             behind = max(0, len(self._queue) - 1)
+        if "state" in described:
+            self._send_rest(described, tensors)
+            return
         send(self._connection, {"dict": [["behind", behind], *map(list, described.items())]}, tensors)
         with self._moved:
             if described and self._queue:
                 self._queue.popleft()
             self._moved.notify_all()
+
+
+    def _send_rest(self, described: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        """Compares all tensors with the newcomer's, and sends those that differ."""
+        send(self._connection, {"dict": [*map(list, described.items()), ["bits", self._bits.result()]]}, [])
+        value = [tensors[at] for at in receive(self._connection)["lacks"]]
+        rest = tree.take_apart({"rest": value})
+        if self._versions != [one._version for one in tensors]:
+            raise ConnectionAbortedError("the state has changed meanwhile")
+        send(self._connection, *rest)
+        with self._moved:
+            self.over = True
 
 
 class Feeds:
@@ -231,7 +278,7 @@ class Feeds:
         self._can_heal = can_heal(training)
         self._token = secrets.token_bytes(_TOKEN)
         self._listener: socket.socket | None = None
-        self._came: collections.deque[socket.socket] = collections.deque()
+        self._came: collections.deque[tuple[socket.socket, int]] = collections.deque()
         self._feeds: list[_Feed] = []
 
     def offer(self, place: dict[str, Any], word: int) -> None:
@@ -252,7 +299,7 @@ class Feeds:
     def before_step(self) -> None:
         """The gradients of a step are there, and the step will be applied."""
         while self._came:
-            self._feeds.append(_Feed(self._came.popleft(), self._training, self._timeout))
+            self._feeds.append(_Feed(*self._came.popleft(), self._training, self._timeout))
         for one in self._feeds:
             try:
                 one.before_step()
@@ -267,10 +314,15 @@ class Feeds:
         if self._feeds:
             self._feeds = [one for one in self._feeds if not one.over]
 
-    def rest(self) -> None:
-        """This rank leaves its group."""
+    def numbers(self) -> list[int]:
+        """Those of the newcomers that may have their places."""
+        return [one.number for one in self._feeds if one.can_end]
+
+    def end_with_rest(self, numbers: Collection[int]) -> None:
+        """The newcomers of these numbers have their places in this rank's group."""
         for one in self._feeds:
-            one.rest()
+            if one.number in numbers:
+                one.end_with_rest()
 
     def close(self) -> None:
         """Ends all feeds."""
@@ -289,20 +341,21 @@ class Feeds:
                 return
             try:
                 connection.settimeout(_GREETING)
-                token = torch.empty(_TOKEN, dtype=torch.uint8)
-                fill(connection, token)
-                if not hmac.compare_digest(bytes(_memory(token)), self._token):
+                greeting = torch.empty(_TOKEN + NUMBER.size, dtype=torch.uint8)
+                fill(connection, greeting)
+                token, number = bytes(_memory(greeting))[:_TOKEN], bytes(_memory(greeting))[_TOKEN:]
+                if not hmac.compare_digest(token, self._token):
                     raise PermissionError("this is no worker of the job")
                 if len(self._feeds) + len(self._came) >= _NEWCOMERS:
                     raise BlockingIOError("others are fed already")
-                self._came.append(connection)
+                self._came.append((connection, *NUMBER.unpack(number)))
             except OSError:
                 connection.close()
 
 
 def _tell(place: dict[str, Any], told: str) -> None:
     try:
-        store = store_of(place)
+        store = Store(place)
         store.set(f"feed/{store.add('feeds', 1)}", told)
     except RuntimeError:
         pass  # Newcomers get the state in their round.
@@ -317,8 +370,12 @@ def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
 def _is_on_gpu(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
+    return _is_tensor(value) and value.device.type != "cpu"
 
 
 def _has_ended(connection: socket.socket) -> bool:

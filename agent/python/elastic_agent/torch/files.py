@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from ..worker import digest_of
 
+# Seconds until a line tells of a disk that is waited for. Until each further line it is twice as long.
+_PATIENCE = 30.0
 
 # How the name of a file ends that is being written.
 PART = ".part"
@@ -67,6 +73,29 @@ def write(path: pathlib.Path, filled: Callable[[Hashed], Any]) -> str:
         raise
     sync_folder(path.parent)
     return hashed.digest()
+
+
+@contextlib.contextmanager
+def waited_for(what: str, path: pathlib.Path) -> Iterator[None]:
+    """Around what waits for a disk, however long: now and then a line says so. what: what is done at the path."""
+    over, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        pause = _PATIENCE
+        while not over.wait(pause):
+            say(f"{what} {path} has taken {time.monotonic() - began:.0f} s: its disk is slow, or does not answer")
+            pause *= 2
+
+    threading.Thread(target=tell, name="elastic-disk", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def say(line: str) -> None:
+    """Prints a line for people."""
+    print(f"elastic_agent.torch: {line}", file=sys.stderr, flush=True)
 
 
 def sync_folder(path: pathlib.Path) -> None:

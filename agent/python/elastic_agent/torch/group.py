@@ -21,6 +21,7 @@ from .nccl import Communicator, Nccl, Sum
 from .nccl_library import NcclError
 from .operations import Collective, Lane, Passage, free_later
 from .pulse import SLOW, Pulse
+from .store import Store
 
 # Seconds between two looks at whether all ranks are there: at first, and after a while.
 _LOOK, _LAZY_LOOK = 0.002, 0.05
@@ -60,6 +61,7 @@ class Group:
         self._place = place
         self._lock = threading.Lock()
         self._gloo: Any = None
+        self._server: dist.TCPStore | None = None
         self._timeout = _MEETING
         # The operations that nothing has waited for yet. The group owns what gloo has of them.
         self._under_way: set[Collective | Passage] = set()
@@ -79,12 +81,13 @@ class Group:
             return
         try:
             # The agent serves the store, unless a setting leaves that to the workers.
-            serves = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True"
+            if self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True":
+                address, port = self._place["master_addr"], self._place["master_port"]
+                self._server = dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
             # Nothing can interrupt gloo while it waits for others: it begins when all are there.
             place = _once_more(self._place)
-            store = meet(place, self.size, serves=serves, outdated=outdated)
-            self._connect(store, outdated)
-            self._pulse = Pulse(lambda: store_of(place), self.rank, self.size, timeout)
+            self._connect(meet(place, self.size, outdated), outdated)
+            self._pulse = Pulse(lambda: Store(place), self.rank, self.size, timeout)
             communicator = nccl.connect(self, timeout=timeout, outdated=outdated) if nccl else None
             with self._lock:
                 self._nccl = communicator
@@ -270,7 +273,7 @@ class Group:
         if self._nccl:
             self._nccl.close()
         with self._lock:
-            held, self._gloo, self._closed = [self._gloo], None, True
+            held, self._gloo, self._server, self._closed = [self._gloo], None, None, True
         held += [one.give_up() for one in self._under_way]
         if not all(one.over for one in self._under_way):
             free_later(held)
@@ -306,10 +309,10 @@ def _once_more(place: dict[str, Any]) -> dict[str, Any]:
     return {**place, "among": f"{among} {_met[1][among]}"}
 
 
-def meet(place: dict[str, Any], size: int, *, serves: bool, outdated: Callable[[], bool]) -> Any:
+def meet(place: dict[str, Any], size: int, outdated: Callable[[], bool]) -> Store:
     """Waits until all `size` ranks of a round, with the same name in `among`, have called this. Returns a store of their
     own. Raises GroupLost when `outdated` says that the next round is forming."""
-    store, pause = store_of(place, serves=serves), _LOOK
+    store, pause = Store(place), _LOOK
     store.add("here", 1)
     while store.add("here", 0) < size:
         if outdated():
@@ -317,11 +320,3 @@ def meet(place: dict[str, Any], size: int, *, serves: bool, outdated: Callable[[
         time.sleep(pause)
         pause = min(1.1 * pause, _LAZY_LOOK)
     return store
-
-
-def store_of(place: dict[str, Any], *, serves: bool = False) -> Any:
-    """A connection to the store of the ranks that meet there."""
-    address, port = place.get("master_addr"), place.get("master_port")
-    store = dist.TCPStore(address, port, is_master=serves, timeout=_MEETING, wait_for_workers=False)
-    name = "/".join(filter(None, ["elastic_agent.torch", str(place["round"]), place.get("among")]))
-    return dist.PrefixStore(name, store)

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import worker
-from . import feed
-from .group import store_of
+from . import feed, tree
 from .state import Training
+from .store import Store
 
 # The part of the time for a worker's start that it may take to heal.
 _SHARE = 0.8
+# Seconds between two looks at whether it is no use to wait.
+_LOOK = 0.05
 
 
 class Healing:
     """A thread that gives this worker the parameters of a rank that trains, and what its optimizers keep; then it does
-    that rank's steps. What it has is whole only after `state.share`."""
+    that rank's steps. What it has is whole only after `rest`."""
 
-    def __init__(self, training: Training, connection: socket.socket, timeout: float) -> None:
-        """timeout: seconds for the next piece of what is sent, and to get a place once this has caught up."""
-        self._optimizers, self._connection, self._timeout = training.optimizers, connection, timeout
-        self._parameters = list(training.model.parameters())
+    def __init__(self, training: Training, connection: socket.socket, number: int, timeout: float) -> None:
+        """number: what the other rank knows this by. timeout: seconds for the next piece of what is sent, and to get a
+        place once this has caught up."""
+        self._training, self._connection, self._number, self._timeout = training, connection, number, timeout
+        self._optimizers, self._parameters = training.optimizers, list(training.model.parameters())
         self._moved, self._over, self._caught_up = threading.Condition(), False, False
-        # Whether the other rank has left its group, and does no step before the next.
-        self._rests = False
-        # The steps that are done here, and whether anything has come.
-        self.step, self.has_begun = 0, False
+        # When it ends: there may be no place for this worker for long.
+        self._until = math.inf
+        # Whether anything has come, and the whole state once this has all of it.
+        self.has_begun, self._value = False, None
         self._thread = threading.Thread(target=self._follow, name="elastic-session-heal", daemon=True)
         self._thread.start()
 
@@ -44,15 +49,22 @@ class Healing:
         if is_late:
             self.end()
 
-    def reach(self, step: int) -> None:
-        """Waits until this has done `step` steps, or cannot, and ends."""
-        began, done = time.monotonic(), self.step
+    def number(self) -> int:
+        """What the rank that this follows knows it by, which may now send the rest. 0 if it does not follow any more."""
         with self._moved:
-            while self.step < step and not (self._over or self._rests) and time.monotonic() < began + self._timeout:
-                self._moved.wait(self._timeout)
-                if self.step > done:
-                    began, done = time.monotonic(), self.step
+            if self._over or not self._caught_up:
+                return 0
+            self._until = math.inf
+            return self._number
+
+    def rest(self, is_lost: Callable[[], bool]) -> Any:
+        """Waits until this has the whole state, and ends. Returns the state to load; None if it does not come, or
+        `is_lost`."""
+        with self._moved:
+            while self._value is None and not self._over and not is_lost():
+                self._moved.wait(_LOOK)
         self.end()
+        return self._value
 
     def end(self) -> None:
         """Nothing changes after this."""
@@ -63,23 +75,22 @@ class Healing:
         self._thread.join()
 
     def _follow(self) -> None:
-        until = None
         try:
             with self._connection:
-                while until is None or time.monotonic() < until:
+                while time.monotonic() < self._until:
                     message = feed.receive(self._connection)
                     self.has_begun = True
                     for number, value, states in message.get("part", ()):
                         self._take(self._parameters[number], value, states)
                     if "step" in message:
                         self._do(*message["step"])
+                    if "state" in message:
+                        self._value = self._whole(json.loads(message["state"]), message["bits"])
+                        break
                     with self._moved:
-                        self._rests = "rests" in message or (self._rests and "step" not in message)
-                        self._caught_up |= message.get("lacks") == 0 and message["behind"] == 0
+                        if not self._caught_up and message.get("lacks") == 0 and message["behind"] == 0:
+                            self._caught_up, self._until = True, time.monotonic() + self._timeout
                         self._moved.notify_all()
-                    if self._caught_up and until is None:
-                        # There may be no place for this worker for long.
-                        until = time.monotonic() + self._timeout
         except Exception:  # noqa: BLE001: whatever it is, this worker then gets all in its round.
             pass
         with self._moved:
@@ -94,6 +105,29 @@ class Healing:
                 name: one.to(parameter.device) if on_gpu else one for name, (one, on_gpu) in kept.items()
             }
 
+    def _whole(self, description: Any, bits: list[int]) -> Any:
+        """The state that is described, of what this has and what differs."""
+        tensors = self._of_same_names(description)
+        lacks = self._that_differ(tensors, bits)
+        feed.send(self._connection, *tree.take_apart({"lacks": lacks}))
+        for at, one in zip(lacks, feed.receive(self._connection)["rest"]):
+            tensors[at] = one
+        return tree.put_together(description, tensors)
+
+    def _of_same_names(self, description: Any) -> list[torch.Tensor | None]:
+        """The tensors of this worker that can be those of a description."""
+        mine, tensors = tree.take_apart(self._training.value())
+        own = {name: (one, at) for name, at, one in zip(tree.names_of(mine), tree.tensors_of(mine), tensors)}
+        found = []
+        for name, described in zip(tree.names_of(description), tree.tensors_of(description)):
+            one, at = own.get(name, (None, {}))
+            alike = (at.get("shape"), at.get("dtype")) == (described["shape"], described["dtype"])
+            found.append(one if alike else None)
+        return found
+
+    def _that_differ(self, tensors: list[torch.Tensor | None], bits: list[int]) -> list[int]:
+        return [at for at, (one, theirs) in enumerate(zip(tensors, bits)) if one is None or feed.bits_of(one) != theirs]
+
     def _do(self, step: int, numbers: list[int], gradients: list[torch.Tensor], stepped: dict[int, Any]) -> None:
         """Does a step as the other rank did."""
         for number, one in zip(numbers, gradients):
@@ -104,7 +138,6 @@ class Healing:
             self._optimizers[number].step()
         for number in numbers:
             self._parameters[number].grad = None
-        self.step = step
 
 
 def begin(training: Any, word: int, timeout: float) -> Healing | None:
@@ -114,18 +147,18 @@ def begin(training: Any, word: int, timeout: float) -> Healing | None:
     if running is None:
         return None
     try:
-        store = store_of(running)
+        store = Store(running)
         count = store.add("feeds", 0)
-        key = f"feed/{1 + secrets.randbelow(count)}" if count else ""
-        if not count or not store.check([key]):
+        if not count:
             return None
-        host, port, token, theirs = json.loads(store.get(key))
+        host, port, token, theirs = json.loads(store.get(f"feed/{1 + secrets.randbelow(count)}"))
         if theirs != word:
             return None
         connection = socket.create_connection((host, port), timeout)
-        connection.sendall(bytes.fromhex(token))
+        number = secrets.randbits(62) + 1
+        connection.sendall(bytes.fromhex(token) + feed.NUMBER.pack(number))
     except (OSError, RuntimeError, ValueError):
         return None
-    healing = Healing(training, connection, timeout)
+    healing = Healing(training, connection, number, timeout)
     healing.catch_up(_SHARE * running["left_ms"] / 1000)
     return healing if healing.has_begun else None

@@ -18,6 +18,7 @@ from . import checkpoints
 from .neighbours import Neighbours
 from .boxes import Layout, is_sharded
 from .checkpoints import Folder
+from .files import say
 from .frozen import Frozen
 from .slots import Plan, Slots, Snapshot
 
@@ -338,8 +339,3 @@ def _storage(tensor: torch.Tensor) -> int:
     """Identifies the memory that a tensor uses. Of a sharded tensor: the memory of this rank's part."""
     local = tensor.to_local() if is_sharded(tensor) else tensor
     return local.untyped_storage().data_ptr()
-
-
-def say(line: str) -> None:
-    """Prints a line about snapshots, for people."""
-    print(f"elastic_agent.torch: {line}", file=sys.stderr, flush=True)

@@ -8,21 +8,20 @@
 from __future__ import annotations
 
 import contextlib
-import enum
+import json
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any, NoReturn
 
 from .. import worker
 from . import checkpoints, heal, sessions, state
 from .aside import Aside
 from .choice import Offer, choose
+from .departure import Departure, Phase
 from .disk import Disk
+from .feed import Feeds
 from .group import Group, GroupLost
 from .keeper import say
 from .nccl import Nccl
@@ -31,102 +30,8 @@ from .pulse import SLOW
 from .replica import Replica
 from .state import Progress
 
-# The agent passes on the one that it gets. SIGTERM is the usual one, and its own.
-_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# Seconds in which all processes of a group have got a signal.
-_SPREAD = 1.0
 # Seconds to wait for a worker that may bring the newest state back.
 _RETURN = 60.0
-
-
-class Phase(enum.Enum):
-    """Where a worker is. What SIGTERM does depends on it."""
-
-    # It has nothing of the job's yet: a signal to leave ends it.
-    STARTING = enum.auto()
-    # It meets the ranks of a round, or trains with them: the signal is a vote after the step.
-    IN_GROUP = enum.auto()
-    # It waits for the next round, in no group: the signal has it save its state and end.
-    BETWEEN = enum.auto()
-    # It saves its state and ends.
-    LEAVING = enum.auto()
-
-
-class Departure:
-    """The agent's signals to leave, and what a worker does about them."""
-
-    def __init__(self) -> None:
-        self.phase, self.asked = Phase.STARTING, False
-        # What a shell sees of a process that a signal ended. The agent knows that it asked for that.
-        self._code = 128 + signal.SIGTERM
-        self._process, self._former = os.getpid(), {}
-        # Whether this waits for a batch, and whether a process that reads batches is gone.
-        self._reading = self._reader_lost = False
-
-    def begin(self) -> None:
-        """Listens to the signals, if this is the main thread. Without an agent, Ctrl-C is the script's."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for one in _LEAVE if worker.available() else _LEAVE[:1]:
-            former = signal.getsignal(one)
-            if one == signal.SIGTERM or former in (signal.SIG_DFL, signal.default_int_handler):
-                self._former[one] = signal.signal(one, self._ask)
-
-    def end(self) -> None:
-        """Restores the script's own handlers."""
-        for one, former in self._former.items():
-            if former is not None:
-                signal.signal(one, former)
-        self._former.clear()
-
-    def leave(self) -> NoReturn:
-        """Ends this worker as one that was asked to."""
-        sys.exit(self._code)
-
-    def reads(self, read: Callable[[], Any]) -> Any:
-        """What a loader reads. None if this worker is asked to leave, and the loader's own processes have got the same
-        signal."""
-        self._reading = not self._reader_lost
-        try:
-            return read() if self._reading else None
-        except (RuntimeError, OSError, EOFError):
-            # PyTorch's own complaint, or that of a pipe whose other end is gone.
-            if not self._asked_within(_SPREAD):
-                raise
-            return None
-        finally:
-            self._reading = False
-
-    def _asked_within(self, seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while not self.asked and time.monotonic() < until:
-            time.sleep(0.01)
-        return self.asked
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            # A DataLoader's worker has inherited this.
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
-        if not self.asked:
-            self.asked, self._code = True, 128 + number
-            self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._child_ended)
-        if self.phase in (Phase.STARTING, Phase.BETWEEN):
-            self.leave()
-
-    def _child_ended(self, number: int, frame: FrameType | None) -> None:
-        """PyTorch's handler raises, wherever this thread is, if a process of a DataLoader has ended by a signal. Who
-        signals a process group ends these, too; that must not keep this worker from its save."""
-        former = self._former[signal.SIGCHLD]
-        if not callable(former):
-            return
-        try:
-            former(number, frame)
-        except RuntimeError:
-            self._reader_lost = True
-            if self._reading:
-                raise
 
 
 class Membership:
@@ -144,6 +49,8 @@ class Membership:
         self.longest_step = 0.0
         # The step of the furthest state that this rank knows of. Perhaps no rank has it any more.
         self._known = 0
+        # The newcomers to whom this rank gives a state before they have a place.
+        self.feeds = Feeds(training, self._operation_timeout)
         # What has given this worker a state before it had a place, and the step of an older one that is not loaded.
         self._healing: heal.Healing | None = None
         self._left: int | None = None
@@ -385,6 +292,7 @@ class Membership:
             self._complete()
         else:
             self.departure.phase, self._healing = Phase.IN_GROUP, None
+            self.feeds.offer(place, self._which.word)
 
     def _complete(self) -> None:
         """This rank has the result of a session that it does not train: the others are not in it any more."""
@@ -425,14 +333,16 @@ class Membership:
         mine, healing = self._training.step_number, self._healing
         if self.departure.phase is Phase.STARTING:
             mine = -1 if self._left is None else self._left
-        told = group.gather(4 * (mine + 1) + 2 * self.loop_ends + (healing is not None))
-        self.are_alike = self.loop_ends and len(set(told)) == 1
-        offers = [[Offer(one // 4 - 1)] if one > 3 else [] for one in told]
+        own = [mine, self.loop_ends, healing.number() if healing else 0, self.feeds.numbers()]
+        steps, ends, follows, fed = zip(*map(json.loads, group.gather_texts(json.dumps(own))))
+        self.are_alike = all(ends) and len(set(steps)) == 1
+        offers = [[Offer(step)] if step >= 0 else [] for step in steps]
         choice = choose(offers, checkpoint["step"] if checkpoint else None)
-        if healing:
-            # No rank makes a step now.
-            healing.reach(choice.step)
         self._wait_for_newer(choice.step)
+        given = {number for rank in choice.holders for number in fed[rank]}
+        healed = [rank for rank, number in enumerate(follows) if number in given and rank not in choice.holders]
+        if healing and group.rank not in healed:
+            healing.end()
         if choice.source == "nothing":
             self._begin()
             if healing and healing.has_begun and group.rank == 0:
@@ -446,9 +356,19 @@ class Membership:
                 self._disk.load(value)
             self._disk.is_saved(choice.step)
         holders = choice.holders or (0,)
-        receivers = [rank for rank in range(group.size) if rank not in holders]
-        healed = [rank for rank in receivers if told[rank] % 2]
-        return state.share(group, self._training.value, holders, receivers, mesh, healed)
+        receivers = [rank for rank in range(group.size) if rank not in (*holders, *healed)]
+        value = state.share(group, self._training.value, holders, receivers, mesh)
+        # The others begin a step, and take the part of those that still get what they lack.
+        self._training.set_place(self.place["rank"], self.place["world_size"], healed)
+        self.feeds.end_with_rest([follows[rank] for rank in healed])
+        return self._rest() if group.rank in healed else value
+
+    def _rest(self) -> Any:
+        """The state to load, which this worker nearly has. The others do not wait for that until their step's sum."""
+        value = self._healing.rest(self.group.has_lost_a_peer)
+        if value is None:
+            raise GroupLost("what this worker lacks of the state has not come")
+        return value
 
     def _begin(self) -> None:
         """No rank has a state, and the job has committed none. The training begins at what the disk has, or at step 0.

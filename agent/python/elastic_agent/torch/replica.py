@@ -223,7 +223,10 @@ def _meet_replica(nodes: int) -> tuple[Any, int, int]:
         try:
             part = _part(place, worker.local_rank(), _local_size())
             among = {**place, "among": f"replica {place['group_rank'] // nodes}"}
-            return meet(among, size, serves=False, outdated=lambda: worker.forming() is not None), part, size
+            meet(among, size, lambda: worker.forming() is not None)
+            # NCCL's threads ask it, too, to the end of the process.
+            store = dist.TCPStore(place["master_addr"], place["master_port"], wait_for_workers=False)
+            return dist.PrefixStore(f"{among['among']} of {place['round']}", store), part, size
         except (GroupLost, RuntimeError):
             # The node whose agent serves the store may be gone, or one of this replica's workers.
             if not worker.forms_within(_NEWS):

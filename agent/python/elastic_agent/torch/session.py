@@ -24,7 +24,6 @@ from .. import worker
 from ..batches import ElasticBatchSampler
 from . import draws, refusals, tree
 from .asking import Asking
-from .feed import Feeds
 from .gradients import Gradients
 from .group import GroupLost
 from .keeper import say
@@ -141,7 +140,6 @@ class Session(Asking):
         self._gradients = gradients(model.named_parameters())
         self._trained = refusals.Trained(model, optimizers, replica)
         self._sameness = Sameness(training)
-        self._feeds = Feeds(training, operation_timeout)
         super().__init__(
             training,
             replica,
@@ -347,9 +345,10 @@ class Session(Asking):
         if not complete:
             return False
         self._trained.check()
-        self._feeds.before_step()
+        feeds = self._members.feeds
+        feeds.before_step()
         self._training.apply(self._step.metric)
-        self._feeds.after_step()
+        feeds.after_step()
         if self._first:
             # Optimizers have a state now.
             tree.take_apart(self._training.value())
@@ -462,18 +461,13 @@ class Session(Asking):
         if self._local:
             self._local.restore()
 
-    def _next_group(self, lost: str | None) -> None:
-        self._feeds.rest()
-        super()._next_group(lost)
-
     def _tell_group(self) -> None:
-        self._feeds.offer(self._members.place, self._which.word)
         super()._tell_group()
         if self._local:
             self._local.commit()
 
     def _release(self) -> None:
-        self._feeds.close()
+        self._members.feeds.close()
         self._gradients.remove()
         self.sampler.close()
 

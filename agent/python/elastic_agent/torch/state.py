@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -176,8 +176,8 @@ class Progress:
             if isinstance(one, torch.nn.Module):
                 yield from one.parameters()
 
-    def set_place(self, rank: int, world_size: int) -> None:
-        """This worker has another place from now on."""
+    def set_place(self, rank: int, world_size: int, absent: Collection[int] = ()) -> None:
+        """This worker has another place from now on. absent: the ranks that compute nothing in the next step."""
 
     def value(self) -> dict[str, Any]:
         """The state. Its tensors are those of the parts."""
@@ -237,8 +237,8 @@ class Training(Progress):
     def facts(self) -> dict[str, Any]:
         return {"session": [fingerprint(self.model), self.sampler.facts()]}
 
-    def set_place(self, rank: int, world_size: int) -> None:
-        self.sampler.set_place(rank, world_size)
+    def set_place(self, rank: int, world_size: int, absent: Collection[int] = ()) -> None:
+        self.sampler.set_place(rank, world_size, absent)
 
     def seed_for(self, what: int | str) -> None:
         """Sets torch's random numbers: those of a batch depend on the seed, the step and the batch's place."""
@@ -326,11 +326,10 @@ def share(
     holders: Sequence[int],
     receivers: Sequence[int],
     mesh: Any = None,
-    healed: Sequence[int] = (),
 ) -> Any:
     """Gives the `receivers` the state that the `holders` have. Each of these sends a part of it. Every rank calls this,
     and holders have an equal `value`. Returns what this rank is to load, None on others. `mesh`: the device mesh of its
-    sharded tensors. healed: the receivers whose own `value` may have most of it. Only what differs is sent then."""
+    sharded tensors."""
     if group.rank not in receivers and (not receivers or group.rank not in holders):
         if receivers:
             group.finish_with_all([])
@@ -338,16 +337,11 @@ def share(
     receives = group.rank in receivers
     description, tensors = _meet_description(group, value, holders, receivers)
     described = tree.tensors_of(description)
-    wanted = list(range(len(described)))
-    if healed:
-        own = _of_same_names(value(), description) if group.rank in healed else tensors
-        wanted, tensors = _that_differ(group, own, holders[0], receives=receives), own
     if receives:
-        room = {at: torch.empty(described[at]["shape"], dtype=tree.dtype_of(described[at])) for at in wanted}
-        tensors = [room.get(at, one) for at, one in enumerate(tensors)]
+        tensors = tree.room_for(description)
     parts: dict[int, list[torch.Tensor]] = {}
-    for at, sender in zip(wanted, _senders([described[at] for at in wanted], holders)):
-        parts.setdefault(sender, []).append(tensors[at])
+    for one, sender in zip(tensors, _senders(described, holders)):
+        parts.setdefault(sender, []).append(one)
     if receives:
         work = group.start_receives({sender: [tree.as_bytes(one) for one in some] for sender, some in parts.items()})
     else:
@@ -365,34 +359,9 @@ def _meet_description(
         group.finish(group.start_receive([length], holders[0]))
         text = torch.empty(int(length), dtype=torch.uint8)
         group.finish(group.start_receive([text], holders[0]))
-        description = tree.of_bytes(text)
-        return description, [None] * len(tree.tensors_of(description))
+        return tree.of_bytes(text), []
     description, tensors = tree.take_apart(value())
     if group.rank == holders[0]:
         text = tree.to_bytes(description)
         group.finish(group.start_send([torch.tensor([len(text)]), text], *receivers))
     return description, tensors
-
-
-def _of_same_names(value: Any, description: Any) -> list[torch.Tensor | None]:
-    """The tensors of a value that can be those of a description."""
-    mine, tensors = tree.take_apart(value)
-    own = {name: (one, at) for name, at, one in zip(tree.names_of(mine), tree.tensors_of(mine), tensors)}
-    found = []
-    for name, described in zip(tree.names_of(description), tree.tensors_of(description)):
-        one, at = own.get(name, (None, {}))
-        alike = (at.get("shape"), at.get("dtype")) == (described["shape"], described["dtype"])
-        found.append(one if alike else None)
-    return found
-
-
-def _that_differ(group: Group, tensors: Sequence[torch.Tensor | None], holder: int, *, receives: bool) -> list[int]:
-    """The numbers of the tensors that not every receiver has as `holder` does."""
-    bits = lambda one: 0 if one is None else int(tree.sum_of_bits(one.contiguous().reshape(-1)))  # noqa: E731
-    own = torch.tensor([bits(one) if receives or group.rank == holder else 0 for one in tensors], dtype=torch.int64)
-    theirs = own.clone()
-    group.finish(group.start_broadcast(theirs, holder))
-    lacks = torch.tensor([one is None for one in tensors])
-    wanted = ((own != theirs) | lacks).int() if receives else torch.zeros(len(tensors), dtype=torch.int32)
-    group.finish(group.start_sum(wanted))
-    return wanted.nonzero().flatten().tolist()

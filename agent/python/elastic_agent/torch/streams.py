@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import default_collate
@@ -91,8 +91,8 @@ class Streams:
         """What must be the same wherever this state is loaded: else places would be those of other sources."""
         return {"sources": len(self._sources), "seed": self._seed, "shuffle": int(self._shuffle)}
 
-    def set_place(self, rank: int, world_size: int) -> None:
-        """From the next step, reads this rank's lanes."""
+    def set_place(self, rank: int, world_size: int, absent: Collection[int] = ()) -> None:
+        """From the next step, reads this rank's lanes. None is absent: every rank reads its own."""
         self.rank, self.world_size = rank, world_size
 
     def first_place(self) -> int:
