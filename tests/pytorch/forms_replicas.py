@@ -1,6 +1,7 @@
-"""Two nodes of two ranks each hold one replica of a small model on each node, and train it in a Session. With the
-word `across`, four nodes of one rank hold two replicas. A sum is broken on one rank alone, and all ranks must come to one decision, or they would never meet again. In the end the
-parameters are those of a training on one rank, without shards."""
+"""Two nodes of two ranks each hold one replica of a small model on each node, and train it in a Session. With the word
+`across`, four nodes of one rank hold two replicas. A sum is broken on one rank alone, and all ranks must come to one
+decision, or they would never meet again. In the end the parameters are those of a training on one rank, without shards.
+"""
 
 import os
 import sys

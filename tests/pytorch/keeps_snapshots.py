@@ -297,8 +297,8 @@ class Shards(unittest.TestCase):
         self.assertEqual(one_mesh(0, 3).placements(["R", "R"]), ["R"])
         with self.assertRaisesRegex(ValueError, "S\\(0\\) S\\(1\\)"):
             hsdp.placements(["S(0)", "S(1)"])
-        with self.assertRaisesRegex(ValueError, "placed as _S\\(0, 2\\)"):
-            box_of([4], ["_S(0, 2)"], [2], [0])
+        with self.assertRaisesRegex(ValueError, "placed as P"):
+            box_of([4], ["P"], [2], [0])
 
     def test_neighbours_are_on_other_nodes(self):
         def ring(nodes, parts=None):

@@ -2,7 +2,8 @@
 names, and writes checkpoints if the test has made a folder for them. With the word `stateful` it reads by torchdata's
 StatefulDataLoader, where that is installed, in processes that read ahead; with `shards`, from shards that it can only
 read from their beginnings, by two optimizers and with an average of the model. With `rank-batch` steps have a size for
-each rank. With `sharded` each node's workers hold one replica together, with `across` those of two nodes."""
+each rank. With `sharded` each node's workers hold one replica together, with `across` those of two nodes, and with
+`tensor` two of them a part of each layer."""
 
 import os
 import sys
@@ -26,7 +27,7 @@ if "sharded" in sys.argv[1:]:
     from torch.distributed.fsdp import fully_shard
 
     nodes = 2 if "across" in sys.argv[1:] else 1
-    mesh = elastic.replica_mesh(nodes)
+    mesh = elastic.replica_mesh(nodes, tensor=2 if "tensor" in sys.argv[1:] else 1)
 else:
     nodes = 1
     elastic_agent.ready()
@@ -42,8 +43,12 @@ model[0].reset_parameters()
 model[2].reset_parameters()
 pixels, labels = harness.digits(SAMPLES)
 if "sharded" in sys.argv[1:]:
+    if "tensor" in sys.argv[1:]:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     for part in (model[0], model[2], model):
-        fully_shard(part, mesh=mesh)
+        fully_shard(part, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 dataset = TensorDataset(pixels.double(), labels, torch.arange(SAMPLES))
 if "shards" in sys.argv[1:]:
@@ -115,7 +120,8 @@ with session:
     while session.epoch < harness.wanted("epochs"):
         for images, numbers, places in session.steps(loader, epochs=session.epoch + 1):
             step = session.step_number
-            tell("uses", step, used=places.tolist())
+            reads = "tensor" not in sys.argv[1:] or session.rank % 2 == 0
+            tell("uses", step, used=places.tolist() if reads else [])
             if harness.is_set(f"break-{harness.NODE}"):
                 (harness.DIR / f"break-{harness.NODE}").unlink()
                 session._members.group.cut()

@@ -1,6 +1,6 @@
 """Trains a small network in a process that is started again at every change, with a snapshot in the agent's memory
-after each step: by DDP, with the word `sharded` by FSDP2, or with `hsdp` by FSDP2 whose replicas are nodes; the
-test's file `layout` may name another from then on. It writes checkpoints if the test has made a folder for them, and
+after each step: by DDP, with the word `sharded` by FSDP2, or with `hsdp` by FSDP2 whose replicas are nodes, with
+`tensor` by FSDP2 across nodes whose workers have a part of each layer; the test's file `layout` may name another from then on. It writes checkpoints if the test has made a folder for them, and
 ends after the step that the test names."""
 
 import hashlib
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import elastic_agent.torch as elastic
 from elastic_agent.torch.slots import Slots
@@ -39,10 +40,15 @@ dist.init_process_group("gloo")
 torch.manual_seed(harness.ROUND)
 model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10)).double()
 nodes, workers = int(os.environ["GROUP_WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-meshes = {"sharded": (nodes * workers,), "hsdp": (nodes, workers)}
+meshes = {"sharded": (nodes * workers,), "hsdp": (nodes, workers), "tensor": (nodes, workers)}
 layout = harness.DIR / "layout"
-sharded = meshes.get(layout.read_text() if layout.exists() else " ".join(sys.argv[1:]))
-if sharded:
+way = layout.read_text() if layout.exists() else " ".join(sys.argv[1:])
+sharded, same = meshes.get(way), 1
+if way == "tensor":
+    mesh, same = init_device_mesh("cpu", sharded, mesh_dim_names=("shards", "parts")), workers
+    parallelize_module(model, mesh["parts"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    trained = fully_shard(model, mesh=mesh["shards"])
+elif sharded:
     names = ("replicas", "shards")[-len(sharded) :]
     trained = fully_shard(model, mesh=init_device_mesh("cpu", sharded, mesh_dim_names=names))
 else:
@@ -54,12 +60,8 @@ pixels, labels = harness.digits(SAMPLES)
 
 def size():
     """Of all parameters: the same number from every rank."""
-    parts = [one.to_local() if sharded else one for one in model.parameters()]
-    own = sum((one.detach().abs().sum() for one in parts), torch.zeros((), dtype=torch.float64))
-    if sharded:
-        dist.all_reduce(own)
-        own /= nodes if len(sharded) == 2 else 1
-    return own.item()
+    whole = [one.full_tensor() if sharded else one for one in model.parameters()]
+    return sum(one.detach().abs().sum().item() for one in whole)
 
 
 def digest():
@@ -88,7 +90,7 @@ while True:
     if step >= end:
         break
     first = step * BATCH % SAMPLES
-    places = range(first + harness.RANK, first + BATCH, harness.WORLD_SIZE)
+    places = range(first + harness.RANK // same, first + BATCH, harness.WORLD_SIZE // same)
     loss = torch.nn.functional.cross_entropy(trained(pixels[places].double()), labels[places])
     optimizer.zero_grad()
     loss.backward()

@@ -219,6 +219,20 @@ async fn a_replica_of_shards_gives_its_state_to_others() {
     }
 }
 
+#[tokio::test]
+async fn parts_of_layers_continue_from_memory() {
+    let Some(torch) = Torch::find() else { return };
+    let job = Job::on_etcd("2").await.flag("--nproc-per-node=2").flag("--max-restarts=1");
+    let job = job.script(&torch, SCRIPT, &["tensor"]);
+    let mut agents = job.start_all(["a", "b"]);
+    let first = works(&job, "done", 1, 4).await;
+    job.runs(first, 4).await.workers[3].kill();
+    let second = works(&job, "done", first + 1, 4).await;
+    continues_whole(&lines(&job), second);
+    job.write("end", "1");
+    ended(&mut agents, 0).await;
+}
+
 /// A round begins with the very bits that a step had left, out of memory, and with no more than two steps to do again.
 fn continues_whole(told: &[Line], round: u64) {
     nothing_is_lost(told, round);

@@ -4,9 +4,14 @@ Nothing here calls torch.distributed."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+
+# As PyTorch prints placements.
+_SHARD = re.compile(r"_?S\((\d+)(?:, (\d+))?\)")
 
 
 class Box(NamedTuple):
@@ -25,6 +30,8 @@ class Layout:
     coordinate: tuple[int, ...]
     # The dimensions of the mesh that parameters are sharded over. Along the others lie copies.
     over: tuple[int, ...]
+    # The names of the mesh's dimensions, of a mesh on some of whose dimensions alone a tensor may lie.
+    names: tuple[str, ...] = ()
 
     @property
     def parts(self) -> int:
@@ -48,8 +55,29 @@ class Layout:
                 copies, copy = copies * size, copy * size + place
         return copy == self.part % copies
 
+    def place(self, sharded: dict[str, Any]) -> tuple[list[str], tuple[int, ...], tuple[int, ...]]:
+        """How a tensor that was described in another layout lies in this one: its placements, the size of each dimension
+        of the mesh that it lies on, and this rank's place there. Raises ValueError if that is not clear."""
+        if not self.names:
+            same = list(self.mesh) == sharded.get("mesh")
+            placements = sharded["placements"] if same else self.placements(sharded["placements"])
+            return placements, self.mesh, self.coordinate
+        # A mesh of one dimension may have had no name.
+        along = [self.names.index(name) for name in sharded.get("names") or self.names]
+        sizes = [self.mesh[one] for one in along]
+        return _cut_last(sharded["placements"], sizes), tuple(sizes), tuple(self.coordinate[one] for one in along)
+
+    def is_first_with(self, described: dict[str, Any]) -> bool:
+        """Whether no rank of a lower part holds the same piece of a described tensor."""
+        if not self.names:
+            return self.part == 0 or list(described["shape"]) != list(whole_shape(described))
+        sharded = described.get("sharded", {"names": (), "placements": ()})
+        pairs = zip(sharded.get("names") or self.names, sharded["placements"])
+        cut = {name for name, placement in pairs if sharded_dimension(placement) is not None}
+        return all(place == 0 for name, place in zip(self.names, self.coordinate) if name not in cut)
+
     def placements(self, former: Sequence[str]) -> list[str]:
-        """How a tensor that was placed so in another layout lies in this one. Raises ValueError if that is not clear."""
+        """How a tensor that was placed so on another mesh lies on this one. Raises ValueError if that is not clear."""
         dimensions = [sharded_dimension(one) for one in former]
         along = {one for one in dimensions if one is not None}
         if not along:
@@ -78,19 +106,36 @@ def sharded_dimension(placement: str) -> int | None:
     others."""
     if placement == "R":
         return None
-    if placement.startswith("S(") and placement.endswith(")") and placement[2:-1].isdigit():
-        return int(placement[2:-1])
-    raise ValueError(
-        f"it is placed as {placement}, and a snapshot holds what is replicated, or sharded as FSDP2's fully_shard does. "
-        "Under tensor parallelism write checkpoints by torch.distributed.checkpoint"
-    )
+    if found := _SHARD.fullmatch(placement):
+        return int(found[1])
+    raise ValueError(f"it is placed as {placement}, and a snapshot holds what is replicated or sharded")
+
+
+def pieces_before(placement: str) -> int | None:
+    """Of a placement that cuts what the other dimensions of the mesh have cut: into how many pieces. FSDP2 places so
+    what is divided by tensor parallelism along the same dimension."""
+    found = _SHARD.fullmatch(placement)
+    return int(found[2]) if found and found[2] else None
+
+
+def _cut_last(placements: Sequence[str], mesh: Sequence[int]) -> list[str]:
+    """The placements of a tensor on a mesh of this size, if they were those on a mesh of another."""
+    found = []
+    for one in placements:
+        if pieces_before(one) is not None:
+            dimension = sharded_dimension(one)
+            others = (size for other, size in zip(placements, mesh) if other == f"S({dimension})")
+            one = f"_S({dimension}, {math.prod(others)})"
+        found.append(one)
+    return found
 
 
 def box_of(shape: Sequence[int], placements: Sequence[str], mesh: Sequence[int], coordinate: Sequence[int]) -> Box:
     """The piece that the rank at `coordinate` holds. It is cut as by torch.chunk: the last pieces are smaller, or
     empty."""
     offset, size = [0] * len(shape), list(shape)
-    for placement, ranks, place in zip(placements, mesh, coordinate):
+    in_order = sorted(zip(placements, mesh, coordinate), key=lambda one: pieces_before(one[0]) is not None)
+    for placement, ranks, place in in_order:
         dimension = sharded_dimension(placement)
         if dimension is None:
             continue
@@ -116,8 +161,8 @@ def describe(tensor: Any) -> dict[str, Any]:
     placements = [str(one) for one in tensor.placements]
     mesh, coordinate = list(tensor.device_mesh.mesh.shape), tensor.device_mesh.get_coordinate()
     box = box_of(tensor.shape, placements, mesh, coordinate)
-    local = tuple(tensor.to_local().shape)
-    if local != box.shape:
+    local, names = tuple(tensor.to_local().shape), tensor.device_mesh.mesh_dim_names
+    if local != box.shape or _cut_last(placements, mesh) != placements:
         raise ValueError(f"its part has the shape {list(local)}, and by its placements it would be {list(box.shape)}")
     return {
         "shape": list(tensor.shape),
@@ -125,6 +170,7 @@ def describe(tensor: Any) -> dict[str, Any]:
         "placements": placements,
         "mesh": mesh,
         "offset": list(box.offset),
+        **({"names": list(names)} if names else {}),
     }
 
 
@@ -153,7 +199,7 @@ def box_for(described: dict[str, Any], layout: Layout) -> Box:
     sharded = described.get("sharded")
     if sharded is None:
         return box_in(described)
-    return box_of(sharded["shape"], layout.placements(sharded["placements"]), layout.mesh, layout.coordinate)
+    return box_of(sharded["shape"], *layout.place(sharded))
 
 
 def redescribe(described: dict[str, Any], layout: Layout) -> None:
@@ -161,8 +207,8 @@ def redescribe(described: dict[str, Any], layout: Layout) -> None:
     box, sharded = box_for(described, layout), described.get("sharded")
     described["shape"] = list(box.shape)
     if sharded is not None:
-        placements = layout.placements(sharded["placements"])
-        sharded.update(placements=placements, mesh=list(layout.mesh), offset=list(box.offset))
+        placements, mesh, _ = layout.place(sharded)
+        sharded.update(placements=placements, mesh=list(mesh), offset=list(box.offset))
 
 
 def layout_of(parameters: Iterable[tuple[str, Any]]) -> Layout | None:

@@ -111,7 +111,7 @@ def write(path: pathlib.Path, state: Any) -> str:
 
 def read(checkpoint: dict[str, Any], layout: Layout | None = None, mesh: Any = None) -> Any:
     """The state of a checkpoint whose bytes are those that were committed. layout: the part that this rank has, if its
-    model is sharded. mesh: gives the device mesh of a shape."""
+    model is sharded. mesh: gives the device mesh of what is described as sharded."""
     path = pathlib.Path(checkpoint["path"])
     with files.waited_for("reading", path):
         return _read(path, checkpoint["digest"], layout, mesh)

@@ -34,10 +34,9 @@ def write_part(folder: pathlib.Path, layout: Layout, description: Any, tensors: 
 
     def fill(file: files.Hashed) -> None:
         for name, one, tensor in zip(tree.names_of(description), tree.tensors_of(description), tensors):
-            box = boxes.box_in(one)
-            if tensor.numel() == 0 or (layout.part > 0 and list(box.shape) == list(boxes.whole_shape(one))):
+            if tensor.numel() == 0 or not layout.is_first_with(one):
                 continue
-            begin = file.tell()
+            box, begin = boxes.box_in(one), file.tell()
             # Of its own: else all of the memory that it lies in is written.
             torch.save(tensor.detach().cpu().clone(), file)
             pieces.append([name, *box, boxes.whole_shape(one), one["dtype"], begin, file.tell() - begin])
@@ -45,6 +44,7 @@ def write_part(folder: pathlib.Path, layout: Layout, description: Any, tensors: 
     name = f"part-{layout.part}.distcp"
     digest = files.write(folder / name, fill)
     about = {"file": name, "digest": digest, "pieces": pieces, "state": description if layout.part == 0 else None}
+    about["names"] = layout.names
     files.write(_part(folder, layout.part), lambda file: file.write(json.dumps(about).encode()))
     return time.monotonic() - began
 
@@ -59,7 +59,7 @@ def join(folder: pathlib.Path, parts: int, patience: float) -> tuple[pathlib.Pat
     FileSystemWriter(folder).finish(*_metadata(abouts))
     digests = {one["file"]: one["digest"] for one in abouts}
     digests[".metadata"] = digest_of(folder / ".metadata")
-    manifest = {"state": abouts[0]["state"], "files": digests}
+    manifest = {"state": abouts[0]["state"], "files": digests, "names": abouts[0]["names"]}
     digest = files.write(folder / MANIFEST, lambda file: file.write(json.dumps(manifest).encode()))
     return folder / MANIFEST, digest
 
@@ -122,14 +122,20 @@ def check(manifest: pathlib.Path) -> None:
         files.check(manifest.parent / name, digest)
 
 
-def read(manifest: pathlib.Path, layout: Layout | None, mesh: Callable[[list[int]], Any] | None) -> Any:
+def read(manifest: pathlib.Path, layout: Layout | None, mesh: Callable[[dict[str, Any]], Any] | None) -> Any:
     """The state of a checkpoint: of sharded tensors the part that this layout has, or all of them where there is none.
-    Raises ValueError if what it needs is not what was committed."""
+    Raises ValueError if what it needs is not what was committed, or is divided along other dimensions of a mesh."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import FileSystemReader
 
     folder, about = manifest.parent, json.loads(manifest.read_bytes())
     state, digests = about["state"], about["files"]
+    along = about.get("names") or ["shard"]
+    if layout is not None and layout.names and list(layout.names) != along:
+        raise ValueError(
+            f"{manifest} is of a device mesh with the dimensions {', '.join(along)}, and this job's has "
+            f"{', '.join(layout.names)}: begin another job, whose script loads it by torch.distributed.checkpoint"
+        )
     described = tree.tensors_of(state)
     for one in described:
         if layout is not None:

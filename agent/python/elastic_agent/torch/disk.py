@@ -66,7 +66,7 @@ class Disk:
 
     def load_left(self) -> None:
         """Continues from what `take_up` has found."""
-        self.load(self._left.copy(lambda _: self._replica.mesh))
+        self.load(self._left.copy(self._replica.mesh_of))
 
     def why_lost(self) -> str:
         """Why no worker finds a state that was trained."""

@@ -26,7 +26,6 @@ class _Bucket:
         self.missing: set[int] = set()
         # Whether the parameters' gradients lie here.
         self.filled = False
-        self.sharded = any(map(is_sharded, parameters))
 
     def allocate(self) -> None:
         """Takes new memory. The former stays with the sums that are under way in it."""
@@ -74,8 +73,8 @@ class _Bucket:
 
 
 class Gradients:
-    """The gradients of a model, and their sum over a group. Those of a sharded model's part are summed after the backward
-    pass: a sum that fails must not end a pass that the node's other ranks wait for."""
+    """The gradients of a model, and their sum over a group. Those of a sharded model are summed after the backward pass:
+    a sum that fails must not end a pass that the replica's other ranks wait for."""
 
     def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]], bucket_bytes: int = BUCKET) -> None:
         """named: a model's parameters with their names."""
@@ -94,11 +93,9 @@ class Gradients:
             for bucket in self._buckets
             for number, parameter in enumerate(bucket.parameters)
         }
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._accumulated)
-            for parameter in self._place
-            if not is_sharded(parameter)
-        ]
+        self._sharded = [parameter for parameter in trained if is_sharded(parameter)]
+        hooked = [] if self._sharded else self._place
+        self._hooks = [one.register_post_accumulate_grad_hook(self._accumulated) for one in hooked]
         self._group: Group | None = None
         self._vote = Vote()
         self._works: list[Any] = []
@@ -117,10 +114,13 @@ class Gradients:
 
     def keep(self, *, first: bool) -> None:
         """The backward pass of one batch is over. The step's other batches add to its gradients, in the buckets. A
-        sharded model chooses where its gradients are until the sums begin."""
-        for bucket in self._buckets:
-            if not bucket.sharded:
-                bucket.fill()
+        sharded model chooses where its gradients are until the sums begin; this rank gets its part of each, out of what
+        the replica's ranks have."""
+        for bucket in self._buckets if not self._sharded else ():
+            bucket.fill()
+        for one in self._sharded:
+            if one.grad is not None and one.grad.placements != one.placements:
+                one.grad = one.grad.redistribute(placements=one.placements)
 
     def sum_over(self, group: Group, vote: Vote) -> None:
         """The next backward pass is this rank's last of the step: its gradients are summed over `group`."""

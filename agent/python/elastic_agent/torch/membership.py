@@ -277,7 +277,7 @@ class Membership:
         if self.departure.phase is Phase.BETWEEN:
             self.departure.phase = Phase.IN_GROUP
         self.place, self._all_are_there = place, False
-        self._training.set_place(place["rank"], place["world_size"])
+        self._training.set_place(*self._replica.among_readers(place))
         found: list[Any] = []
         while not found:
             self.group = Group(self._replica.peers(place))
@@ -321,14 +321,14 @@ class Membership:
             )
         if not holders:
             raise GroupLost(f"rank {receivers[0]} is in an earlier session of the script, and gets no result of it")
-        mesh = self._replica.mesh
+        mesh = self._replica.mesh_of
         value = state.share(group, lambda: sessions.result(first, mesh), holders, receivers, mesh)
         return [value] if self.completed else []
 
     def _agree(self) -> Any:
         """Gives all ranks the state that `choose` chooses; without any, what rank 0 began with. Returns what this rank
         is to load, None if it has that state."""
-        group, mesh = self.group, self._replica.mesh
+        group, mesh = self.group, self._replica.mesh_of
         checkpoint = self._disk.own(self.place.get("checkpoint"), self._which.name)
         mine, healing = self._training.step_number, self._healing
         if self.departure.phase is Phase.STARTING:
@@ -350,7 +350,7 @@ class Membership:
         elif healing and group.rank in choice.holders:
             self._disk.load_left()
         if choice.source == "checkpoint":
-            read = lambda: checkpoints.read(checkpoint, self._replica.layout, lambda _: mesh)  # noqa: E731
+            read = lambda: checkpoints.read(checkpoint, self._replica.layout, mesh)  # noqa: E731
             value = self._read_together(read if group.rank == 0 else None)
             if group.rank == 0:
                 self._disk.load(value)

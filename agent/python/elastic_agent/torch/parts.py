@@ -22,7 +22,8 @@ def assemble(
     """The state, each sharded tensor this rank's part of it. Every rank of the group calls this.
 
     held: this rank's snapshots, by the number of their part. senders: the rank that gives each part. layouts: each rank's
-    now. mesh: gives the device mesh of a shape. Raises ValueError, on every rank, if the parts do not make up a whole.
+    now. mesh: gives the device mesh of what is described as sharded. Raises ValueError, on every rank, if the parts do
+    not make up a whole.
     """
     rank = dist.get_rank(group) if group else 0
     outlines = _outlines(group, rank, held, senders)

@@ -3,20 +3,22 @@ sharded. None of these can compute without the others: they live and die togethe
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .. import worker
-from .boxes import is_sharded, layout_of, sharded_dimension
+from .boxes import Layout, is_sharded, part_of, sharded_dimension
 from .group import GroupLost, meet
 from .keeper import say
+from .snapshots import fingerprint
 
 # Seconds to wait for news of a node that served the store, and is gone.
 _NEWS = 15.0
@@ -28,6 +30,9 @@ _LOST = (
     "agents start all of them again, and they get the state from another replica"
 )
 
+# How to train a model that no session trains.
+_OTHERWISE = "Train it in a loop of your own with elastic_agent.torch.Snapshots: it loses no step either"
+
 # The most numbers that an operation between peers returns.
 _NUMBERS = 6
 
@@ -38,15 +43,29 @@ class ReplicaLost(RuntimeError):
     """Another worker of this replica is gone, and with it a part of the model."""
 
 
-def node_mesh(device_type: str = "cpu") -> Any:
+def node_mesh(device_type: str = "cpu", *, replicate: int = 1, tensor: int = 1) -> Any:
     """The device mesh of this node's workers, which hold one replica: `replica_mesh` of one node."""
-    return replica_mesh(1, device_type)
+    return replica_mesh(1, device_type, replicate=replicate, tensor=tensor)
 
 
-def replica_mesh(nodes: int, device_type: str = "cpu") -> Any:
-    """The device mesh of the workers of this replica's nodes. A model that `fully_shard` divides over it is one replica,
-    and `elastic_agent.torch.Session` trains one on each `nodes` nodes (HSDP). The agents have the same number in
-    `--replica-nodes`.
+def replica_mesh(nodes: int, device_type: str = "cpu", *, replicate: int = 1, tensor: int = 1) -> Any:
+    """The device mesh of the workers of this replica's nodes. A model that is divided over it is one replica, and
+    `elastic_agent.torch.Session` trains one on each `nodes` nodes. The agents have the same number in `--replica-nodes`.
+
+    ::
+
+        mesh = elastic.replica_mesh(nodes=2, tensor=4)       # 16 workers: "shard" has 4, "tensor" 4
+        parallelize_module(model, mesh["tensor"], plan)
+        fully_shard(model, mesh=mesh["shard"])
+
+    - tensor: so many workers in a row compute on the same samples, each a part of every layer (tensor parallelism). The
+      mesh has then a last dimension of this name, for `parallelize_module`.
+    - replicate: so many copies of the model are in the replica (HSDP inside it). The mesh has then a first dimension of
+      this name: give `fully_shard` the mesh `mesh["replicate", "shard"]`.
+    - The other dimension is named "shard", and has the workers that are left. If they are several, `fully_shard` has to
+      divide all that is trained over it.
+
+    Raises ValueError if the workers cannot be divided so.
 
     Call it after the slow imports: it waits for the worker's place, as `elastic_agent.ready` does, and for the replica's
     other workers. It makes torch.distributed's default group, of these workers and for the life of the process. If one
@@ -63,9 +82,21 @@ def replica_mesh(nodes: int, device_type: str = "cpu") -> Any:
             store, rank, size = _meet_replica(nodes)
         else:
             store, rank, size = dist.HashStore(), 0, 1
+        shape = shape_of(size, replicate, tensor)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-        _mesh = init_device_mesh(device_type, (size,))
+        _mesh = init_device_mesh(device_type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     return _mesh
+
+
+def shape_of(workers: int, replicate: int = 1, tensor: int = 1) -> dict[str, int]:
+    """The names and sizes of the dimensions of a replica's mesh. Raises ValueError if so many workers do not fill it."""
+    if replicate < 1 or tensor < 1 or workers % (replicate * tensor):
+        raise ValueError(
+            f"a replica has {workers} workers, which cannot be divided into replicate={replicate} copies of the model "
+            f"times tensor={tensor} parts of a layer"
+        )
+    shape = {"replicate": replicate, "shard": workers // (replicate * tensor), "tensor": tensor}
+    return {name: size for name, size in shape.items() if name == "shard" or size > 1}
 
 
 def has_foreign_group() -> bool:
@@ -82,12 +113,20 @@ class Replica:
 
     def __init__(self, model: torch.nn.Module) -> None:
         """Raises ValueError for a model that is divided in a way that no session can train."""
+        if _mesh is not None and worker.available() and len(set(_gather(fingerprint(model)))) > 1:
+            raise ValueError(
+                "the workers of this replica hold different layers, as under pipeline parallelism, whose schedule runs "
+                f"the backward pass by itself: a session's `backward` has a loss on each worker. {_OTHERWISE}"
+            )
         self.mesh = _mesh_of(model)
         self.size = 1 if self.mesh is None else self.mesh.size()
+        # How many of its ranks compute on samples of their own. Those that hold parts of the same layers in a row read
+        # the same samples, and the first of them is the one that counts.
+        self.readers = self.size // _size_along(self.mesh, "tensor")
         # Which part of the model this rank has. None where it has all of it.
-        self.layout = None if self.mesh is None else layout_of(model.named_parameters())
+        self.layout = None if self.mesh is None else _layout_on(self.mesh)
         # A value that only the ranks of this replica share, as long as they live.
-        self.word = self._gather(secrets.token_hex(4))[0]
+        self.word = secrets.token_hex(4) if self.mesh is None else _gather(secrets.token_hex(4))[0]
 
     def is_first(self, rank: int) -> bool:
         """Whether a rank of the round belongs to the first of its replicas."""
@@ -97,10 +136,46 @@ class Replica:
         """This rank's place among its peers. Raises ValueError where nodes have different numbers of workers."""
         return place if self.mesh is None else peers_of(place, worker.local_rank(), self.size // _nodes_of(place))
 
+    def among_readers(self, place: dict[str, Any]) -> tuple[int, int]:
+        """This rank's place among all ranks of the round that read samples of their own, and how many these are."""
+        same = self.size // self.readers
+        return place["rank"] // same, place["world_size"] // same
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether this rank is the one that counts of those that read the same samples."""
+        return self.part % (self.size // self.readers) == 0
+
     @property
     def part(self) -> int:
         """Which of the replica's ranks this is."""
-        return 0 if self.mesh is None else self.mesh.get_local_rank()
+        return 0 if self.mesh is None else dist.get_rank()
+
+    def mesh_of(self, sharded: dict[str, Any]) -> Any:
+        """The device mesh of what is described as sharded: the replica's, or some of its dimensions."""
+        return _along(self.mesh, sharded.get("names"))
+
+    def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+        """Scales the gradient of the whole model down to a norm of `max_norm` at most. Returns what its norm was."""
+        if self.mesh is None:
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        # PyTorch adds up no tensors that lie on different meshes.
+        held = [one for one in parameters if one.grad is not None]
+        parts = [part_of(one.grad) for one in held]
+        total = torch.zeros((), dtype=torch.float64)
+        for one, norm in zip(held, torch._foreach_norm(parts)):
+            total += norm.double().cpu().square() / self._copies(one)
+        _exchange(lambda: dist.all_reduce(total))
+        norm = total.sqrt()
+        torch._foreach_mul_(parts, min(1.0, max_norm / (float(norm) + 1e-6)))
+        return norm
+
+    def _copies(self, parameter: torch.nn.Parameter) -> int:
+        """How many ranks of the replica hold the same piece of a parameter."""
+        if not is_sharded(parameter):
+            return self.size
+        pairs = zip(parameter.device_mesh.shape, map(str, parameter.placements))
+        return self.size // math.prod(size for size, one in pairs if sharded_dimension(one) is not None)
 
     def together(self, operation: Callable[[], Sequence[float] | None]) -> tuple[float, ...]:
         """Runs what this rank does with its peers, on all ranks of the replica. Returns the sums of the few numbers that
@@ -114,7 +189,7 @@ class Replica:
         except GroupLost as error:
             # Not the error itself: with its frames it would keep the group's connections.
             told[0], lost = 1, str(error)
-        self._exchange(lambda: dist.all_reduce(told, group=self.mesh.get_group()))
+        _exchange(lambda: dist.all_reduce(told))
         failed, *counts = told.tolist()
         if failed:
             raise GroupLost(lost or "another worker of this replica has lost a peer")
@@ -134,21 +209,22 @@ class Replica:
 
     def common(self, held: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
         """The newest snapshot that all ranks of the replica hold, of those `held` here: each a step and a round."""
-        return newest_of_all(self._gather(list(held)))
+        mine = list(held)
+        return newest_of_all([mine] if self.mesh is None else _gather(mine))
 
-    def _gather(self, mine: Any) -> list[Any]:
-        """What each rank of the replica gives."""
-        if self.mesh is None:
-            return [mine]
-        found: list[Any] = [None] * self.size
-        self._exchange(lambda: dist.all_gather_object(found, mine, group=self.mesh.get_group()))
-        return found
 
-    def _exchange(self, operation: Callable[[], None]) -> None:
-        try:
-            operation()
-        except RuntimeError as error:
-            raise ReplicaLost(f"{_LOST}: {error}") from error
+def _gather(mine: Any) -> list[Any]:
+    """What each worker of the replica gives."""
+    found: list[Any] = [None] * dist.get_world_size()
+    _exchange(lambda: dist.all_gather_object(found, mine))
+    return found
+
+
+def _exchange(operation: Callable[[], None]) -> None:
+    try:
+        operation()
+    except RuntimeError as error:
+        raise ReplicaLost(f"{_LOST}: {error}") from error
 
 
 def peers_of(place: dict[str, Any], local_rank: int, local_size: int) -> dict[str, Any]:
@@ -190,18 +266,46 @@ def _mesh_of(model: torch.nn.Module) -> Any:
     if not sharded:
         return None
     for name, one in sharded:
-        if _mesh is None or one.device_mesh != _mesh or sharded_dimension(str(one.placements[0])) is None:
+        if _mesh is None or _along(_mesh, one.device_mesh.mesh_dim_names) != one.device_mesh:
             raise ValueError(
-                f"the parameter {name!r} is sharded, and not by fully_shard over elastic_agent.torch.node_mesh() "
-                "or replica_mesh(): a session needs whole replicas of the model. For other meshes, train in a loop of "
-                "your own with elastic_agent.torch.Snapshots: it loses no step either"
+                f"the parameter {name!r} is sharded, and not by fully_shard or parallelize_module over a mesh of "
+                "elastic_agent.torch.node_mesh() or replica_mesh(): a session needs whole replicas of the model. "
+                f"{_OTHERWISE}"
             )
-    whole = next((name for name, one in trained if not is_sharded(one)), None)
-    if whole is not None:
-        raise ValueError(
-            f"the parameter {whole!r} is not sharded, and others are: call fully_shard on the whole model, too"
-        )
+    # Along these fully_shard takes the mean of the gradients that ranks compute.
+    means = {name for name, size in zip(_mesh.mesh_dim_names, _mesh.shape) if size > 1 and name != "tensor"}
+    for name, one in trained:
+        if lacks := means - set(_dimensions_of(one)):
+            raise ValueError(
+                f"the parameter {name!r} is not sharded over {' and '.join(sorted(lacks))}, and others are: call "
+                "fully_shard on the whole model, too"
+            )
     return _mesh
+
+
+def _dimensions_of(parameter: Any) -> Iterator[str]:
+    """The dimensions of the mesh that a parameter lies on. Raises ValueError for a placement that no state can have."""
+    pairs = zip(parameter.device_mesh.mesh_dim_names, parameter.placements) if is_sharded(parameter) else ()
+    for name, placement in pairs:
+        if sharded_dimension(str(placement)) is not None or name != "shard":
+            yield name
+
+
+def _along(mesh: Any, names: Sequence[str] | None) -> Any:
+    """A mesh, or some dimensions of it. None if it has not these."""
+    if not names or tuple(names) == mesh.mesh_dim_names:
+        return mesh
+    return mesh[tuple(names)] if set(names) <= set(mesh.mesh_dim_names) else None
+
+
+def _size_along(mesh: Any, name: str) -> int:
+    return dict(zip(mesh.mesh_dim_names, mesh.shape)).get(name, 1) if mesh is not None else 1
+
+
+def _layout_on(mesh: Any) -> Layout:
+    """Each rank of a replica has a part of its own, also where two of them hold the same."""
+    shape = tuple(mesh.shape)
+    return Layout(shape, tuple(mesh.get_coordinate()), tuple(range(len(shape))), tuple(mesh.mesh_dim_names))
 
 
 def _local_size() -> int:

@@ -58,9 +58,9 @@ class Session(Asking):
     In the loop and after it, all ranks may call `mean`, `all_reduce`, `gather` and `agree`. If a peer is lost, each rank
     gets what it gave, and a step that is not applied yet is done again.
 
-    A model that `fully_shard` divides over `elastic_agent.torch.node_mesh()` has a replica on each node, over
-    `replica_mesh(nodes)` on so many. A rank is then a replica: its workers live and die together. Buffers (such as
-    BatchNorm's statistics) are each rank's own.
+    A model that `fully_shard` or `parallelize_module` divides over `elastic_agent.torch.node_mesh()` has a replica on each
+    node, over `replica_mesh(nodes)` on so many. A rank is then a replica: its workers live and die together. Buffers (such
+    as BatchNorm's statistics) are each rank's own.
 
     The arguments are the same on every rank. All ranks begin with the parameters of rank 0.
 
@@ -308,11 +308,11 @@ class Session(Asking):
             raise RuntimeError("give session.backward a count with each batch of a step, or with none")
         if count is None:
             whole = max(sum(step.batches), 1) if self._local else self.sampler.step_size()
-            # A sharded model's gradients are means over the ranks of its replica.
-            share = size * self._replica.size / whole
+            # A sharded model's gradients are means over the ranks of its replica that read.
+            share = size * self._replica.readers / whole
         else:
             # A batch without samples only keeps step with other ranks.
-            share, step.count = float(self._replica.size * (size > 0)), (step.count or 0) + count * (size > 0)
+            share, step.count = float(self._replica.readers * (size > 0)), (step.count or 0) + count * (size > 0)
         if step.done < len(step.batches) - 1:
             self._add(loss * share)
         elif step.lost is None:
@@ -334,7 +334,7 @@ class Session(Asking):
         part of the gradient would make the result depend on the number of ranks."""
         if not self.step_is_complete:
             return None
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        return self._replica.clip(self.model.parameters(), max_norm)
 
     def step(self) -> bool:
         """Applies the step, if this was its last batch. Returns whether it was applied: not for an earlier batch, and not
@@ -390,7 +390,8 @@ class Session(Asking):
                 self._streams.hear(group.gather_texts(self._streams.report()))
             mark = self._sameness.mark(counted=counted) if group.size > 1 and not self._local else 0
             changing, leaving = worker.forming() is not None, self._members.departure.asked
-            vote = Vote(changing, leaving, False, step.count or 0, self._training.metric, mark)
+            count = (step.count or 0) * self._replica.is_reader
+            vote = Vote(changing, leaving, False, count, self._training.metric, mark)
             self._gradients.sum_over(group, vote)
             if not computed:
                 self._add(loss)

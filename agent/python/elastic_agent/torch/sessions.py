@@ -60,5 +60,5 @@ def has_result(number: int) -> bool:
 
 
 def result(number: int, mesh: Any = None) -> Any:
-    """The result of a session. mesh: the device mesh of its sharded tensors."""
-    return tree.put_together(*_results[number], lambda _: mesh)
+    """The result of a session. mesh: gives the device mesh of what is described as sharded."""
+    return tree.put_together(*_results[number], mesh)

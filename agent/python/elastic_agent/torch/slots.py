@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import mmap
 import struct
@@ -82,8 +83,8 @@ class Snapshot:
         return tree.put_together(self.description, self.tensors())
 
     def copy(self, mesh: Any = None) -> Any:
-        """The state, its tensors copies: an optimizer keeps those that it is given. `mesh` gives the device mesh of a
-        shape, for sharded tensors."""
+        """The state, its tensors copies: an optimizer keeps those that it is given. `mesh` gives the device mesh of
+        what is described as sharded."""
         return tree.put_together(self.description, [one.clone() for one in self.tensors()], mesh)
 
     def _bytes(self, place: int, size: int) -> torch.Tensor:
@@ -118,7 +119,7 @@ class Plan:
         hexadecimal = [f"{one:08x}" for one in checksums]
         about = {"facts": self.facts, "place": self.place, "state": self.description, "places": self.places}
         if self.layout is not None:
-            about["layout"] = [self.layout.mesh, self.layout.coordinate, self.layout.over]
+            about["layout"] = dataclasses.astuple(self.layout)
         about["checksums"] = hexadecimal
         return json.dumps(about, separators=(",", ":")).encode()
 

@@ -267,11 +267,12 @@ class Snapshots:
         own = chosen[0].copy() if ranks.rank == holder else None
         return own if ranks.size == 1 else broadcast(own, holder, ranks.group)
 
-    def _mesh(self, shape: list[int]) -> Any:
-        for mesh in self._meshes:
-            if list(mesh.mesh.shape) == shape:
-                return mesh
-        raise ValueError(f"a tensor of the snapshot is sharded over {shape} devices, and none of the model is")
+    def _mesh(self, sharded: dict[str, Any]) -> Any:
+        shape, names = sharded["mesh"], sharded.get("names")
+        found = [mesh for mesh in self._meshes if list(mesh.mesh.shape) == shape]
+        if not found:
+            raise ValueError(f"a tensor of the snapshot is sharded over {shape} devices, and none of the model is")
+        return next((mesh for mesh in found if list(mesh.mesh_dim_names or ()) == names), found[0])
 
 
 class Part:

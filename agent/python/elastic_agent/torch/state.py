@@ -328,8 +328,8 @@ def share(
     mesh: Any = None,
 ) -> Any:
     """Gives the `receivers` the state that the `holders` have. Each of these sends a part of it. Every rank calls this,
-    and holders have an equal `value`. Returns what this rank is to load, None on others. `mesh`: the device mesh of its
-    sharded tensors."""
+    and holders have an equal `value`. Returns what this rank is to load, None on others. `mesh` gives the device mesh
+    of what is described as sharded."""
     if group.rank not in receivers and (not receivers or group.rank not in holders):
         if receivers:
             group.finish_with_all([])
@@ -347,7 +347,7 @@ def share(
     else:
         work = group.start_send(list(map(tree.as_bytes, parts.get(group.rank, ()))), *receivers)
     group.finish_with_all([work])
-    return tree.put_together(description, tensors, lambda _: mesh) if receives else None
+    return tree.put_together(description, tensors, mesh) if receives else None
 
 
 def _meet_description(

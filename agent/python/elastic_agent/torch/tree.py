@@ -157,7 +157,7 @@ def dtype_of(described: dict[str, Any]) -> torch.dtype:
 
 
 def put_together(description: Any, tensors: list[torch.Tensor], mesh: Any = None) -> Any:
-    """The value of a description, with these tensors. `mesh` gives the device mesh of a shape, for sharded tensors."""
+    """The value of a description, with these tensors. `mesh` gives the device mesh of what is described as sharded."""
     if isinstance(description, list):
         return [put_together(one, tensors, mesh) for one in description]
     if not isinstance(description, dict):
@@ -186,10 +186,10 @@ def placed(described: dict[str, Any], tensor: torch.Tensor, mesh: Any) -> torch.
         return tensor
     from torch.distributed.tensor import DTensor
 
-    of_shape = mesh(sharded["mesh"])
+    on = mesh(sharded)
     return DTensor.from_local(
-        tensor.to(of_shape.device_type),
-        of_shape,
+        tensor.to(on.device_type),
+        on,
         [_placement(text) for text in sharded["placements"]],
         run_check=False,
         shape=torch.Size(sharded["shape"]),
@@ -200,5 +200,9 @@ def placed(described: dict[str, Any], tensor: torch.Tensor, mesh: Any) -> torch.
 def _placement(text: str) -> Any:
     from torch.distributed.tensor import Replicate, Shard
 
-    dimension = boxes.sharded_dimension(text)
+    dimension, pieces = boxes.sharded_dimension(text), boxes.pieces_before(text)
+    if pieces is not None:
+        from torch.distributed.tensor.placement_types import _StridedShard
+
+        return _StridedShard(dimension, split_factor=pieces)
     return Replicate() if dimension is None else Shard(dimension)
