@@ -5,11 +5,12 @@
 //! elastic-agent --standalone --nproc-per-node=3 --no-python target/debug/examples/line --checkpoint-dir=/tmp/line
 //! ```
 
-use std::error::Error;
 use std::io::Write;
 
 use clap::Parser;
-use elastic_trainer::{Data, Elastic, Environment, Model, Settings, Stop, Tensor, random};
+use elastic_trainer::{
+    Data, Elastic, Environment, Gradient, Model, Result, SampleError, Settings, Step, Stop, Tensor, random,
+};
 
 /// What the points scatter around.
 pub(crate) const SLOPE: f32 = 3.0;
@@ -40,25 +41,37 @@ impl Line {
 
 impl Model for Line {
     type Batch = Vec<[f32; 2]>;
+    type Replica = ();
 
     fn tensors(&self) -> &[Tensor] {
         &self.0
     }
 
-    fn init(&self, seed: u64) -> Vec<f32> {
-        vec![random::unit(seed), 0.0]
+    fn init(&self, seed: u64) -> Result<Vec<f32>> {
+        Ok(vec![random::unit(seed), 0.0])
     }
 
-    fn gradient(&self, parameters: &[f32], batch: &mut Vec<[f32; 2]>, gradient: &mut [f32]) -> f32 {
+    fn replica(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn gradient(
+        &self,
+        _: &Step<'_>,
+        parameters: &[f32],
+        batch: &Vec<[f32; 2]>,
+        (): &mut (),
+        gradient: &mut Gradient<'_>,
+    ) -> Result<f32> {
         gradient.fill(0.0);
         let mut loss = 0.0;
-        for &mut [x, y] in batch {
+        for [x, y] in batch {
             let error = parameters[0] * x + parameters[1] - y;
             gradient[0] += 2.0 * error * x;
             gradient[1] += 2.0 * error;
             loss += error * error;
         }
-        loss
+        Ok(loss)
     }
 }
 
@@ -73,13 +86,14 @@ impl Data for Points {
         self.0
     }
 
-    fn read(&self, samples: &[u64], batch: &mut Vec<[f32; 2]>) {
+    fn read(&self, samples: &[u64], _: &Step<'_>, batch: &mut Vec<[f32; 2]>) -> Result<(), SampleError> {
         batch.clear();
         batch.extend(samples.iter().map(|&sample| {
             let x = 2.0 * random::unit(2 * sample) - 1.0;
             let noise = NOISE * (2.0 * random::unit(2 * sample + 1) - 1.0);
             [x, SLOPE * x + HEIGHT + noise]
         }));
+        Ok(())
     }
 
     /// The noise is uniform over a width of twice [`NOISE`], and the variance of that is known.
@@ -88,7 +102,7 @@ impl Data for Points {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<()> {
     let Flags { points, settings } = Flags::parse();
     let environment = Environment::read(|name| std::env::var(name).ok())?;
     let outcome = Elastic::new(settings, environment).stop(Stop::on_signals()?).run(&Line::new(), &Points(points))?;

@@ -8,7 +8,7 @@ use clap::Args;
 use crate::data::digits::{CLASSES, DataError, PIXELS};
 use crate::data::{Data, Digits};
 use crate::elastic::Elastic;
-use crate::model::{Mlp, Workspace};
+use crate::model::{Mlp, Rows};
 use crate::settings::Settings;
 use crate::train::{Outcome, TrainError};
 
@@ -61,9 +61,9 @@ impl Task {
     /// Test images that these parameters name correctly, and their number.
     pub fn count_correct(&self, parameters: &[f32]) -> (u64, u64) {
         let test = &self.digits.test;
-        let mut batch = Workspace::default();
-        test.read(&(0..test.samples()).collect::<Vec<_>>(), &mut batch);
-        let predicted = self.model.predict(parameters, &mut batch);
+        let mut batch = Rows::default();
+        test.fill(&(0..test.samples()).collect::<Vec<_>>(), &mut batch);
+        let predicted = self.model.predict(parameters, &batch);
         let correct = predicted.iter().zip(&batch.labels).filter(|(predicted, label)| predicted == label).count();
         (correct as u64, test.samples())
     }

@@ -117,13 +117,13 @@ impl Task {
     pub fn held_out_loss(&self, parameters: &[f32]) -> (f64, u64) {
         let (context, windows) = (self.model.size().context, self.held_out);
         let held_out = self.corpus.held_out(windows);
-        let (numbers, mut batch) = ((0..windows).collect::<Vec<_>>(), Tokens::default());
+        let (numbers, mut batch, mut room) = ((0..windows).collect::<Vec<_>>(), Tokens::default(), Default::default());
         let (begun, mut loss) = (Instant::now(), 0.0);
         let pieces = numbers.chunks((JUDGED / context).max(1));
         let others = pieces.len().saturating_sub(1);
         for (number, piece) in pieces.enumerate() {
-            held_out.read(piece, &mut batch);
-            loss += f64::from(self.model.loss(parameters, &mut batch));
+            held_out.fill(piece, &mut batch);
+            loss += f64::from(self.model.loss(parameters, &batch, &mut room));
             let left = begun.elapsed() * others as u32;
             if number == 0 && left > LONG {
                 info!("the loss in {windows} windows that were not trained on takes about {} s", left.as_secs());
