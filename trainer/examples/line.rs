@@ -1,16 +1,15 @@
-//! A model of one's own, trained elastically: a line through noisy points. `Elastic`'s page explains each part.
+//! A model of one's own, trained elastically: a line through noisy points. `Model`'s page explains each part.
 //!
 //! ```text
 //! cargo run --example line
 //! elastic-agent --standalone --nproc-per-node=3 --no-python target/debug/examples/line --checkpoint-dir=/tmp/line
 //! ```
 
-use std::io::Write;
+use std::process::ExitCode;
 
-use clap::Parser;
-use elastic_trainer::{
-    Data, Elastic, Environment, Gradient, Model, Result, SampleError, Settings, Step, Stop, Tensor, random,
-};
+use clap::Args;
+use elastic_trainer::program::{self, Task};
+use elastic_trainer::{Data, Gradient, Model, Result, SampleError, Settings, Step, Tensor, random};
 
 /// What the points scatter around.
 pub(crate) const SLOPE: f32 = 3.0;
@@ -19,13 +18,13 @@ pub(crate) const HEIGHT: f32 = -1.0;
 const NOISE: f32 = 0.5;
 
 /// Fit a line to points, by as many workers as there happen to be
-#[derive(Debug, Parser)]
+#[derive(Debug, Args)]
 #[command(mut_arg("lr", |lr| lr.default_value("0.01")))]
 struct Flags {
     /// Points to fit it to
     #[arg(long, default_value_t = 4096)]
     points: u64,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Training")]
     settings: Settings,
 }
 
@@ -102,12 +101,23 @@ impl Data for Points {
     }
 }
 
-fn main() -> Result<()> {
-    let Flags { points, settings } = Flags::parse();
-    let environment = Environment::read(|name| std::env::var(name).ok())?;
-    let outcome = Elastic::new(settings, environment).stop(Stop::on_signals()?).run(&Line::new(), &Points(points))?;
-    if let (0, [slope, height]) = (outcome.rank, outcome.state.parameters()) {
-        writeln!(std::io::stdout(), "y = {slope:.3} x + {height:.3}")?;
+impl Task for Flags {
+    type Model = Line;
+    type Data = Points;
+
+    fn settings(&self) -> &Settings {
+        &self.settings
     }
-    Ok(())
+
+    fn make(&self) -> Result<(Line, Points)> {
+        Ok((Line::new(), Points(self.points)))
+    }
+
+    fn judge(&self, _: &Line, _: &Points, parameters: &[f32]) -> Option<String> {
+        Some(format!("y = {:.3} x + {:.3}", parameters[0], parameters[1]))
+    }
+}
+
+fn main() -> ExitCode {
+    program::main::<Flags>()
 }

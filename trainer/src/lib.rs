@@ -5,6 +5,7 @@
 //! ```text
 //! elastic      the front: settings, a model and its data in, trained parameters out
 //! settings     flags, environment, which device
+//! program      a whole worker program around a model
 //! tasks        what the program `elastic-trainer` trains: digits, a GPT
 //! command      that program's command line
 //! train        the loop, from one round to the next in the same process; when a checkpoint is saved; trace and plot
@@ -38,13 +39,13 @@ mod elastic;
 pub mod engine;
 mod error;
 pub mod model;
+pub mod program;
 pub mod random;
 pub mod settings;
 mod step;
 pub mod tasks;
 mod train;
 
-pub use agent::give_up;
 pub use data::{Data, SampleError};
 pub use elastic::Elastic;
 pub use elastic_collective as collective;

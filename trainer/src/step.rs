@@ -3,7 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// The step that a gradient or a batch is for. It is the same on every rank, whoever computes what.
+/// The step that a gradient or a batch is for: the same on every rank that computes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step<'a> {
     seed: u64,

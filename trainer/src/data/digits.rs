@@ -183,6 +183,23 @@ impl Data for Images {
     }
 }
 
+/// What is trained on.
+impl Data for Digits {
+    type Batch = Rows;
+
+    fn samples(&self) -> u64 {
+        self.train.samples()
+    }
+
+    fn read(&self, samples: &[u64], step: &Step<'_>, batch: &mut Rows) -> Result<(), SampleError> {
+        self.train.read(samples, step, batch)
+    }
+
+    fn identity(&self) -> String {
+        self.train.identity()
+    }
+}
+
 fn decode(bytes: &[u8]) -> io::Result<String> {
     let mut text = String::new();
     if bytes.starts_with(&[0x1f, 0x8b]) {

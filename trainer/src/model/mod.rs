@@ -97,7 +97,7 @@ pub struct Gradient<'a> {
 }
 
 impl<'a> Gradient<'a> {
-    /// A gradient in these numbers, of which no part is told of before it is whole.
+    /// A gradient in these numbers, which is whole before ranks sum any of it.
     pub fn new(numbers: &'a mut [f32], done: &'a mut dyn FnMut(&[f32])) -> Gradient<'a> {
         Gradient { numbers, done }
     }

@@ -2,12 +2,15 @@
 
 use std::io;
 use std::num::NonZeroUsize;
+use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 
 use elastic_proto::worker::FailureClass;
+use elastic_trainer::program;
 use elastic_trainer::{
     Data, Elastic, Environment, Gradient, Model, Outcome, Result, SampleError, Settings, Step, Tensor, TrainError,
 };
+use serde_json::Value;
 
 use crate::agent::{Agent, Commits};
 use crate::worker::{environment, places, together};
@@ -176,4 +179,74 @@ fn where_one_worker_fails_with_a_sample_its_peers_only_lose_it() {
     let failed = |ended: &&TrainError| matches!(ended, TrainError::Task(_));
     assert_eq!(ended.iter().filter(failed).count(), 1, "{ended:?}");
     assert!(ended.iter().filter(|ended| !failed(ended)).all(|ended| ended.class() == FailureClass::Peer), "{ended:?}");
+}
+
+/// The example of a program around a model, with these arguments.
+fn line(arguments: &[&str]) -> Command {
+    let deps = std::env::current_exe().unwrap();
+    let mut command = Command::new(deps.parent().unwrap().with_file_name("examples").join("line"));
+    command.args(arguments);
+    command
+}
+
+#[test]
+fn a_program_of_ones_own_has_its_flags_the_trainers_and_the_checkpoint_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let printed = |arguments: &[&str]| {
+        let output = line(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let help = printed(&["--help"]);
+    assert!(help.starts_with("Fit a line to points") && help.contains("Usage: line ["), "{help}");
+    assert!(
+        help.contains("--points") && help.contains("--checkpoint-dir") && help.contains("[default: 0.01]"),
+        "{help}"
+    );
+
+    let trained = printed(&["--points", "640", "--epochs", "20", "--device", "cpu", "--checkpoint-dir", dir]);
+    assert!(trained.contains("done: 200 steps") && trained.contains("\ny = "), "{trained}");
+    assert!(printed(&["checkpoint", "list", dir]).contains("200"));
+    // A checkpoint's command takes no flags of training.
+    assert_eq!(line(&["--points", "640", "checkpoint", "list", dir]).status().unwrap().code(), Some(2));
+}
+
+#[test]
+fn an_error_is_logged_and_written_for_the_agent_with_exit_code_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("error.json");
+    let mut worker = line(&["--points", "0", "--device", "cpu"]);
+    let output = worker.env("TORCHELASTIC_ERROR_FILE", &file).output().unwrap();
+    let said = "cannot train this model on this data: there are no samples";
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains(said));
+    let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(written["message"]["message"], said);
+}
+
+#[test]
+fn a_panic_is_written_for_the_agent_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("error.json");
+    // This test's own program, which runs the test below as a program that panics.
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "own::a_program_that_panics"])
+        .env("TORCHELASTIC_ERROR_FILE", &file)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let said = written["message"]["message"].as_str().unwrap();
+    assert!(said.contains("own.rs:") && said.ends_with("index 5 is out of bounds"), "{said}");
+}
+
+#[test]
+#[ignore = "a program for the test above"]
+fn a_program_that_panics() {
+    let any = clap::Arg::new("any").num_args(..).trailing_var_arg(true).allow_hyphen_values(true);
+    let code = program::run(clap::Command::new("panics").arg(any), |_, _| panic!("index 5 is out of bounds"));
+    assert!(code == ExitCode::from(101));
 }
