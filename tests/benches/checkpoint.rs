@@ -16,7 +16,8 @@ use elastic_trainer::checkpoint::retention::Retention;
 use elastic_trainer::checkpoint::snapshot::{Layout, SnapshotHeader};
 use elastic_trainer::checkpoint::snapshot_slots::SnapshotSlots;
 use elastic_trainer::checkpoint::writer::Writer;
-use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Workspace};
+use elastic_trainer::model::mlp::Workspace;
+use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Rows};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 const SAVES: u64 = 100;
@@ -115,7 +116,8 @@ struct Training {
     /// Parameters, means, squares.
     flat: Vec<f32>,
     gradient: Vec<f32>,
-    batch: Workspace,
+    batch: Rows,
+    workspace: Workspace,
     /// What the gradient goes to: the optimizer has another, so that numbers stay small.
     sink: Vec<f32>,
     step: u64,
@@ -124,29 +126,30 @@ struct Training {
 impl Training {
     fn new() -> Training {
         let model = Mlp::new(&[2048, 2816, 1024, 10]);
-        let mut flat = model.init(1);
+        let mut flat = model.init(1).unwrap();
         let gradient = vec![1e-3; flat.len()];
         flat.resize(3 * gradient.len(), 0.0);
         let entries = elastic_trainer::engine::state::State::entries(model.tensors());
-        let batch = Workspace::new(vec![0.5; BATCH * 2048], (0..BATCH).map(|row| (row % 10) as u8).collect());
+        let labels = (0..BATCH).map(|row| (row % 10) as u8).collect();
+        let (batch, workspace) = (Rows { inputs: vec![0.5; BATCH * 2048], labels }, Workspace::default());
         let (rule, sink) = (AdamW::new(1e-4, 0.1), gradient.clone());
-        Training { model, entries, rule, flat, gradient, batch, sink, step: 0 }
+        Training { model, entries, rule, flat, gradient, batch, workspace, sink, step: 0 }
     }
 
     /// Milliseconds of a gradient.
     fn gradient(&mut self) -> f64 {
         let begun = Instant::now();
         let parameters = &self.flat[..self.sink.len()];
-        self.model.gradient(parameters, &mut self.batch, &mut self.sink);
+        self.model.pass(parameters, &self.batch, &mut self.workspace, &mut self.sink, &mut |_| ());
         begun.elapsed().as_secs_f64() * 1e3
     }
 
     /// Milliseconds from the end of a gradient to that of the copy that was begun with it.
     fn save_during_gradient(&mut self, writer: &Writer) -> Result<f64> {
-        let Training { model, flat, batch, sink, step, .. } = self;
+        let Training { model, flat, batch, workspace, sink, step, .. } = self;
         let mut reserved = writer.reserve(true).context("the writer has no room")?;
         let done = reserved.slot.fill_during(&header(*step), flat, || {
-            model.gradient(&flat[..sink.len()], batch, sink);
+            model.pass(&flat[..sink.len()], batch, workspace, sink, &mut |_| ());
             Instant::now()
         });
         let waited = done.elapsed().as_secs_f64() * 1e3;

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use elastic_proto::worker::{Assignment, FromWorker, ToWorker};
 use elastic_trainer::collective::recorder::{Operation, Recorder};
 use elastic_trainer::model::{Gpt, Mlp, Model};
-use elastic_trainer::{Data, Device, Elastic, Environment, Settings, Tensor};
+use elastic_trainer::{Data, Device, Elastic, Environment, Gradient, SampleError, Settings, Step, Tensor};
 use step::{GPTS, MLP, Run, Shards};
 
 const BLOCKS: usize = 15;
@@ -136,18 +136,30 @@ impl Nothing {
 
 impl Model for Nothing {
     type Batch = ();
+    type Replica = ();
 
     fn tensors(&self) -> &[Tensor] {
         &self.0
     }
 
-    fn init(&self, _seed: u64) -> Vec<f32> {
-        vec![0.0]
+    fn init(&self, _seed: u64) -> elastic_trainer::Result<Vec<f32>> {
+        Ok(vec![0.0])
     }
 
-    fn gradient(&self, _parameters: &[f32], _batch: &mut (), gradient: &mut [f32]) -> f32 {
+    fn replica(&self) -> elastic_trainer::Result<()> {
+        Ok(())
+    }
+
+    fn gradient(
+        &self,
+        _: &Step<'_>,
+        _: &[f32],
+        (): &(),
+        (): &mut (),
+        gradient: &mut Gradient<'_>,
+    ) -> elastic_trainer::Result<f32> {
         gradient.fill(0.0);
-        0.0
+        Ok(0.0)
     }
 }
 
@@ -176,8 +188,8 @@ impl<B: Default + Send> Data for Stamped<B> {
         self.data.samples()
     }
 
-    fn read(&self, samples: &[u64], batch: &mut B) {
+    fn read(&self, samples: &[u64], step: &Step<'_>, batch: &mut B) -> Result<(), SampleError> {
         self.times.lock().unwrap().push(Instant::now());
-        self.data.read(samples, batch);
+        self.data.read(samples, step, batch)
     }
 }

@@ -215,7 +215,7 @@ impl Agent {
 
 /// Tells the agent, if there is one, that this worker is about to exit with an error that each restart would meet again:
 /// for a program that does not come as far as [`Elastic::run`](crate::Elastic::run), which tells its own errors.
-pub fn give_up(why: &str) {
+pub(crate) fn give_up(why: &str) {
     let Ok(environment) = Environment::read(|name| std::env::var(name).ok()) else { return };
     let Some(Ok(socket)) = environment.agent.map(UnixStream::connect) else { return };
     let mut agent = Agent { socket, inbox: channel().1, aside: VecDeque::new(), requests: 0, last_progress: None };

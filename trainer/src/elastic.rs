@@ -22,22 +22,34 @@ use crate::train::{Outcome, Ready, TrainError, Trainer};
 /// with numbers. Here a straight line is fitted to points that lie on one:
 ///
 /// ```
-/// use elastic_trainer::{Data, Elastic, Environment, Model, Settings, Tensor};
+/// use elastic_trainer::{Data, Elastic, Environment, Gradient, Model, Result, SampleError, Settings, Step, Tensor};
 ///
 /// struct Line(Vec<Tensor>);
 ///
 /// impl Model for Line {
 ///     type Batch = Vec<[f32; 2]>;
+///     type Replica = ();
 ///
 ///     fn tensors(&self) -> &[Tensor] {
 ///         &self.0
 ///     }
 ///
-///     fn init(&self, _seed: u64) -> Vec<f32> {
-///         vec![0.0, 0.0]
+///     fn init(&self, _seed: u64) -> Result<Vec<f32>> {
+///         Ok(vec![0.0, 0.0])
 ///     }
 ///
-///     fn gradient(&self, parameters: &[f32], batch: &mut Vec<[f32; 2]>, gradient: &mut [f32]) -> f32 {
+///     fn replica(&self) -> Result<()> {
+///         Ok(())
+///     }
+///
+///     fn gradient(
+///         &self,
+///         _: &Step<'_>,
+///         parameters: &[f32],
+///         batch: &Vec<[f32; 2]>,
+///         (): &mut (),
+///         gradient: &mut Gradient<'_>,
+///     ) -> Result<f32> {
 ///         gradient.fill(0.0);
 ///         let mut loss = 0.0;
 ///         for [x, y] in batch {
@@ -46,7 +58,7 @@ use crate::train::{Outcome, Ready, TrainError, Trainer};
 ///             gradient[1] += 2.0 * error;
 ///             loss += error * error;
 ///         }
-///         loss
+///         Ok(loss)
 ///     }
 /// }
 ///
@@ -59,12 +71,13 @@ use crate::train::{Outcome, Ready, TrainError, Trainer};
 ///         256
 ///     }
 ///
-///     fn read(&self, samples: &[u64], batch: &mut Vec<[f32; 2]>) {
+///     fn read(&self, samples: &[u64], _: &Step<'_>, batch: &mut Vec<[f32; 2]>) -> Result<(), SampleError> {
 ///         batch.clear();
 ///         batch.extend(samples.iter().map(|&sample| {
 ///             let x = sample as f32 / 128.0 - 1.0;
 ///             [x, 3.0 * x - 1.0]
 ///         }));
+///         Ok(())
 ///     }
 /// }
 ///
@@ -75,7 +88,7 @@ use crate::train::{Outcome, Ready, TrainError, Trainer};
 ///
 /// let [slope, height] = outcome.state.parameters() else { unreachable!() };
 /// assert!((slope - 3.0).abs() < 0.01 && (height + 1.0).abs() < 0.01);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), elastic_trainer::Error>(())
 /// ```
 ///
 /// # Elastically

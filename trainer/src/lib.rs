@@ -5,6 +5,7 @@
 //! ```text
 //! elastic      the front: settings, a model and its data in, trained parameters out
 //! settings     flags, environment, which device
+//! program      a whole worker program around a model
 //! tasks        what the program `elastic-trainer` trains: digits, a GPT
 //! command      that program's command line
 //! train        the loop, from one round to the next in the same process; when a checkpoint is saved; trace and plot
@@ -14,6 +15,8 @@
 //! model        what is trained, its gradient, AdamW
 //! data         samples, their order, the samples of a step
 //! random       numbers that depend on a key alone
+//! step         which step a model computes for, and its random numbers
+//! error        errors of models and data
 //! ```
 //!
 //! Sums and copies between the ranks of a round are a crate of their own, [`elastic_collective`], and so is all that
@@ -34,21 +37,25 @@ pub mod command;
 pub mod data;
 mod elastic;
 pub mod engine;
+mod error;
 pub mod model;
+pub mod program;
 pub mod random;
 pub mod settings;
+mod step;
 pub mod tasks;
 mod train;
 
-pub use agent::give_up;
-pub use data::Data;
+pub use data::{Data, SampleError};
 pub use elastic::Elastic;
 pub use elastic_collective as collective;
 pub use elastic_collective::stop::Stop;
 #[cfg(feature = "cuda")]
 pub use elastic_cuda as cuda;
 pub use engine::DeviceError;
-pub use model::{Model, Tensor};
+pub use error::{Error, Result, TaskError};
+pub use model::{Gradient, Model, Tensor};
 pub use settings::device::Device;
 pub use settings::{Environment, Settings};
+pub use step::{Random, Step};
 pub use train::{Outcome, TrainError};

@@ -3,15 +3,15 @@
 use elastic_tests::prelude::*;
 use std::num::NonZeroUsize;
 
-use elastic_trainer::Stop;
 use elastic_trainer::collective::tree::Node;
 use elastic_trainer::data::{Data, Order, StepSamples};
 use elastic_trainer::engine::gradient::{GradientTask, GradientThreads};
 use elastic_trainer::engine::interruption::Interruption;
 use elastic_trainer::engine::state::State;
 use elastic_trainer::model::gpt::{Size, Tokens};
-use elastic_trainer::model::{AdamW, Model, Workspace};
+use elastic_trainer::model::{AdamW, Model, Rows};
 use elastic_trainer::random::unit;
+use elastic_trainer::{SampleError, Step, Stop};
 
 pub(crate) const MLP: [usize; 4] = [784, 512, 512, 10];
 /// GPTs, with their names and the sequences in a step.
@@ -32,13 +32,13 @@ impl<B> Shards<B> {
     }
 }
 
-impl Shards<Workspace> {
+impl Shards<Rows> {
     /// Shards for the perceptron, each of `samples` samples.
-    pub(crate) fn mlp(samples: usize) -> Shards<Workspace> {
-        Shards::new(move |shard, batch: &mut Workspace| {
+    pub(crate) fn mlp(samples: usize) -> Shards<Rows> {
+        Shards::new(move |shard, batch: &mut Rows| {
             if batch.labels.is_empty() {
                 let inputs = (0..samples * MLP[0]).map(|i| unit(shard << 40 | i as u64)).collect();
-                *batch = Workspace::new(inputs, (0..samples).map(|i| (i % MLP[3]) as u8).collect());
+                *batch = Rows { inputs, labels: (0..samples).map(|i| (i % MLP[3]) as u8).collect() };
             }
         })
     }
@@ -67,8 +67,9 @@ impl<B: Default + Send> Data for Shards<B> {
         64
     }
 
-    fn read(&self, samples: &[u64], batch: &mut B) {
+    fn read(&self, samples: &[u64], _: &Step<'_>, batch: &mut B) -> Result<(), SampleError> {
         (self.0)(samples[0], batch);
+        Ok(())
     }
 }
 
@@ -78,14 +79,16 @@ pub(crate) struct Run<M: Model> {
     data: Shards<M::Batch>,
     rule: AdamW,
     state: State,
-    threads: GradientThreads<M::Batch>,
+    threads: GradientThreads<M>,
 }
 
 impl<M: Model> Run<M> {
     /// A run on `threads` threads.
     pub(crate) fn new(threads: usize, model: M, data: Shards<M::Batch>) -> Run<M> {
-        let threads = GradientThreads::new(NonZeroUsize::new(threads).expect("a thread"));
-        Run { rule: AdamW::new(1e-4, 0.1), state: State::new(model.init(1)), data, threads, model }
+        let threads = NonZeroUsize::new(threads).expect("a thread");
+        let threads = GradientThreads::new(threads, &model).expect("replicas");
+        let first = model.init(1).expect("first parameters");
+        Run { rule: AdamW::new(1e-4, 0.1), state: State::new(first), data, threads, model }
     }
 
     /// The mean time of a step, in milliseconds, over `steps` steps.
@@ -103,7 +106,7 @@ impl<M: Model> Run<M> {
             parameters: self.state.parameters(),
             data: &self.data,
             order: &Order::new(0, self.data.samples()),
-            batch: StepSamples { epoch: 0, first: 0, end: u64::from(shards) },
+            batch: StepSamples { step: 1, epoch: 0, first: 0, end: u64::from(shards) },
             next: None,
             shards,
             micro_batch: None,

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
 
-use super::Data;
-use crate::model::Workspace;
+use super::{Data, SampleError};
+use crate::model::Rows;
+use crate::step::Step;
 
 /// Pixels on an image's side.
 pub(crate) const SIDE: usize = 8;
@@ -152,27 +153,50 @@ impl Images {
         self.labels.push(*label);
         Ok(())
     }
+
+    /// Replaces the contents of `batch` with these images.
+    pub(crate) fn fill(&self, images: &[u64], batch: &mut Rows) {
+        batch.labels.clear();
+        batch.inputs.resize(images.len() * PIXELS, 0.0);
+        for (&image, row) in images.iter().zip(batch.inputs.chunks_exact_mut(PIXELS)) {
+            batch.labels.push(self.image(image, row));
+        }
+    }
 }
 
 impl Data for Images {
-    type Batch = Workspace;
+    type Batch = Rows;
 
     /// Shifted copies included.
     fn samples(&self) -> u64 {
         (self.labels.len() * self.copies) as u64
     }
 
-    fn read(&self, samples: &[u64], batch: &mut Workspace) {
-        batch.labels.clear();
-        batch.inputs.resize(samples.len() * PIXELS, 0.0);
-        for (&sample, row) in samples.iter().zip(batch.inputs.chunks_exact_mut(PIXELS)) {
-            batch.labels.push(self.image(sample, row));
-        }
+    fn read(&self, samples: &[u64], _: &Step<'_>, batch: &mut Rows) -> Result<(), SampleError> {
+        self.fill(samples, batch);
+        Ok(())
     }
 
     /// With the checksum of the file's bytes.
-    fn describe(&self) -> String {
+    fn identity(&self) -> String {
         format!("{}(data {:08x})", if self.copies > 1 { "--shifts " } else { "" }, self.checksum)
+    }
+}
+
+/// What is trained on.
+impl Data for Digits {
+    type Batch = Rows;
+
+    fn samples(&self) -> u64 {
+        self.train.samples()
+    }
+
+    fn read(&self, samples: &[u64], step: &Step<'_>, batch: &mut Rows) -> Result<(), SampleError> {
+        self.train.read(samples, step, batch)
+    }
+
+    fn identity(&self) -> String {
+        self.train.identity()
     }
 }
 

@@ -4,9 +4,10 @@
 //! whether the token before it is even: so a model must look back on two tokens. The corpus is a list of windows. Each
 //! begins with two random tokens and follows from its number: nothing is stored, and any rank can make any window.
 
-use super::{Data, Unit};
+use super::{Data, SampleError, Unit};
 use crate::model::gpt::Tokens;
 use crate::random::mix;
+use crate::step::Step;
 
 /// Tokens that may follow a pair.
 pub(crate) const FOLLOWERS: usize = 4;
@@ -44,6 +45,17 @@ impl Markov {
     /// So many windows of the same source that are not among these.
     pub fn held_out(&self, windows: u64) -> Markov {
         Markov { first: self.first + self.windows, windows, ..self.clone() }
+    }
+
+    /// Replaces the contents of `batch` with these windows.
+    pub(crate) fn fill(&self, windows: &[u64], batch: &mut Tokens) {
+        batch.time = self.time;
+        batch.inputs.clear();
+        batch.targets.clear();
+        for &window in windows {
+            batch.inputs.extend(self.window(self.first + window).take(self.time));
+            batch.targets.extend(self.window(self.first + window).skip(1));
+        }
     }
 
     /// The tokens of a window, in turn.
@@ -88,17 +100,12 @@ impl Data for Markov {
         self.windows
     }
 
-    fn read(&self, samples: &[u64], batch: &mut Tokens) {
-        batch.time = self.time;
-        batch.inputs.clear();
-        batch.targets.clear();
-        for &sample in samples {
-            batch.inputs.extend(self.window(self.first + sample).take(self.time));
-            batch.targets.extend(self.window(self.first + sample).skip(1));
-        }
+    fn read(&self, samples: &[u64], _: &Step<'_>, batch: &mut Tokens) -> Result<(), SampleError> {
+        self.fill(samples, batch);
+        Ok(())
     }
 
-    fn describe(&self) -> String {
+    fn identity(&self) -> String {
         format!("--windows {} --corpus-seed {}", self.windows, self.seed)
     }
 
@@ -122,17 +129,17 @@ mod tests {
     fn windows_are_what_a_model_is_given_and_follow_from_their_number() {
         let source = Markov::new(11, 6, 9, 3);
         let mut batch = Tokens::default();
-        source.read(&[4, 2], &mut batch);
+        source.fill(&[4, 2], &mut batch);
         assert_eq!((batch.time, batch.inputs.len(), batch.targets.len()), (6, 12, 12));
         // A token's target is the next one's input.
         assert_eq!(batch.inputs[1..6], batch.targets[..5]);
         let mut alone = Tokens::default();
-        source.read(&[2], &mut alone);
+        source.fill(&[2], &mut alone);
         assert_eq!(alone.inputs, batch.inputs[6..], "whatever else is read");
-        Markov::new(11, 6, 9, 4).read(&[2], &mut alone);
+        Markov::new(11, 6, 9, 4).fill(&[2], &mut alone);
         assert_ne!(alone.inputs, batch.inputs[6..], "of another seed");
-        source.held_out(5).read(&[0], &mut batch);
-        Markov::new(11, 6, 10, 3).read(&[9], &mut alone);
+        source.held_out(5).fill(&[0], &mut batch);
+        Markov::new(11, 6, 10, 3).fill(&[9], &mut alone);
         assert_eq!(batch.inputs, alone.inputs, "what is held out comes behind");
     }
 
@@ -143,7 +150,7 @@ mod tests {
         let (vocabulary, time) = (8, 4000);
         let source = Markov::new(vocabulary, time, 50, 7);
         let mut batch = Tokens::default();
-        source.read(&(0..50).collect::<Vec<_>>(), &mut batch);
+        source.fill(&(0..50).collect::<Vec<_>>(), &mut batch);
         let mut counts = BTreeMap::<(u32, u32), BTreeMap<u32, u32>>::new();
         for (inputs, targets) in batch.inputs.chunks(time).zip(batch.targets.chunks(time)) {
             for (pair, &target) in inputs.windows(2).zip(&targets[1..]) {

@@ -12,6 +12,8 @@ pub use markov::Markov;
 pub use order::Order;
 pub use schedule::{Schedule, StepSamples};
 
+use crate::{Error, Step, error};
+
 /// What the trainer needs to know of the samples of an epoch. Any rank may ask for any of them, so all ranks must have
 /// the same.
 pub trait Data: Sync {
@@ -21,12 +23,13 @@ pub trait Data: Sync {
     /// The number of samples. They are numbered from 0.
     fn samples(&self) -> u64;
 
-    /// Replaces the contents of `batch` with these samples, in this order.
-    fn read(&self, samples: &[u64], batch: &mut Self::Batch);
+    /// Replaces the contents of `batch` with these samples, in this order. What is drawn at random, to augment them,
+    /// comes from [`Step::random`], so that any rank draws the same.
+    fn read(&self, samples: &[u64], step: &Step<'_>, batch: &mut Self::Batch) -> Result<(), SampleError>;
 
     /// What distinguishes this data from other data, in words. Only workers and checkpoints with the same words train
     /// together: data that is read from files should name a checksum of them.
-    fn describe(&self) -> String {
+    fn identity(&self) -> String {
         format!("({} samples)", self.samples())
     }
 
@@ -38,6 +41,37 @@ pub trait Data: Sync {
     /// The mean loss that no model is expected to go below, where that is known.
     fn reachable_loss(&self) -> Option<f64> {
         None
+    }
+}
+
+/// A sample that cannot be read. It ends the worker.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read sample {sample}: {cause}{}", self.advice())]
+pub struct SampleError {
+    sample: u64,
+    cause: String,
+    may_pass: bool,
+}
+
+impl SampleError {
+    /// A sample that no restart can read, such as a damaged file: the job ends.
+    pub fn damaged(sample: u64, cause: impl Into<Error>) -> SampleError {
+        SampleError { sample, cause: error::with_causes(&*cause.into()), may_pass: false }
+    }
+
+    /// A sample that is away for now, such as on a server that does not answer: the worker is started again, as often
+    /// as the agent allows.
+    pub fn unavailable(sample: u64, cause: impl Into<Error>) -> SampleError {
+        SampleError { may_pass: true, ..SampleError::damaged(sample, cause) }
+    }
+
+    /// Whether a restart may read it.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.may_pass
+    }
+
+    fn advice(&self) -> &'static str {
+        if self.may_pass { "" } else { "; repair it, or leave it out of the data: each restart would meet it again" }
     }
 }
 

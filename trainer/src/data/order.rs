@@ -25,6 +25,11 @@ impl Order {
         Order { seed, samples, half_bits: bits.div_ceil(2).max(1) }
     }
 
+    /// What it was made with.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
     /// The sample at `index` of `epoch`. Over `0..samples` it takes each sample once.
     ///
     /// # Panics

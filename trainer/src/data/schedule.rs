@@ -19,6 +19,8 @@ pub struct Schedule {
 /// A step's samples: places `first..end` of `epoch` in the epoch's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSamples {
+    /// The step, counted from 1.
+    pub step: u64,
     /// The epoch, counted from 0.
     pub epoch: u64,
     /// The first place.
@@ -41,7 +43,8 @@ impl Schedule {
     /// The batch of the step that follows `done` steps.
     pub fn batch_after(&self, done: u64) -> StepSamples {
         let first = done % self.steps_per_epoch() * self.batch;
-        StepSamples { epoch: done / self.steps_per_epoch(), first, end: self.samples.min(first + self.batch) }
+        let end = self.samples.min(first + self.batch);
+        StepSamples { step: done + 1, epoch: done / self.steps_per_epoch(), first, end }
     }
 }
 
@@ -74,7 +77,7 @@ mod tests {
     proptest! {
         #[test]
         fn shards_tile_the_batch(first in 0u64..1000, samples in 0u64..300, shards in 1u32..40) {
-            let batch = StepSamples { epoch: 0, first, end: first + samples };
+            let batch = StepSamples { step: 1, epoch: 0, first, end: first + samples };
             let places: Vec<u64> = (0..shards).flat_map(|shard| batch.shard(shard, shards)).collect();
             prop_assert_eq!(places, (first..first + samples).collect::<Vec<_>>());
         }

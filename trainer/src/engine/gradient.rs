@@ -6,10 +6,12 @@ use std::num::NonZeroUsize;
 
 use elastic_collective::tree::Node;
 
+use super::TaskError;
 use super::interruption::Interruption;
 use super::thread_pool::ThreadPool;
 use crate::data::{Data, Order, StepSamples};
-use crate::model::{Model, add};
+use crate::model::{Gradient, Model, add};
+use crate::step::Step;
 
 /// What the gradient of a step depends on.
 pub struct GradientTask<'a, M: Model> {
@@ -34,28 +36,29 @@ pub struct GradientTask<'a, M: Model> {
 }
 
 /// The threads that compute, each with buffers of its own.
-#[derive(Debug)]
-pub struct GradientThreads<B> {
+pub struct GradientThreads<M: Model> {
     /// The threads.
     pub pool: ThreadPool,
-    all_buffers: Vec<ThreadBuffers<B>>,
+    all_buffers: Vec<ThreadBuffers<M>>,
 }
 
 /// A thread's room for work, kept from step to step.
-#[derive(Debug, Default)]
-struct ThreadBuffers<B> {
-    batch: B,
+struct ThreadBuffers<M: Model> {
+    batch: M::Batch,
+    replica: M::Replica,
     samples: Vec<u64>,
     spare: Vec<Vec<f32>>,
 }
 
-impl<B: Default> GradientThreads<B> {
+impl<M: Model> GradientThreads<M> {
     /// So many threads, the caller's among them.
-    pub fn new(threads: NonZeroUsize) -> GradientThreads<B> {
-        GradientThreads {
-            pool: ThreadPool::new(threads),
-            all_buffers: (0..threads.get()).map(|_| ThreadBuffers::default()).collect(),
-        }
+    pub fn new(threads: NonZeroUsize, model: &M) -> Result<GradientThreads<M>, TaskError> {
+        let buffers = |_| {
+            let replica = model.replica().map_err(TaskError::model("make a replica"))?;
+            Ok(ThreadBuffers { batch: M::Batch::default(), replica, samples: Vec::new(), spare: Vec::new() })
+        };
+        let all_buffers = (0..threads.get()).map(buffers).collect::<Result<_, TaskError>>()?;
+        Ok(GradientThreads { pool: ThreadPool::new(threads), all_buffers })
     }
 
     /// Takes a sum back for later use.
@@ -67,7 +70,7 @@ impl<B: Default> GradientThreads<B> {
 impl<M: Model> GradientTask<'_, M> {
     /// The summed loss of the shards under `node`, and after it their summed gradient. Each thread takes a part of the
     /// tree: who computes a shard does not change its bits.
-    pub fn sum_under(&self, node: Node, threads: &mut GradientThreads<M::Batch>) -> Vec<f32> {
+    pub fn sum_under(&self, node: Node, threads: &mut GradientThreads<M>) -> Vec<f32> {
         let GradientThreads { pool, all_buffers } = threads;
         let parts = parts_of(node, all_buffers.len());
         let mut sums = vec![Vec::new(); parts.len()];
@@ -88,7 +91,7 @@ impl<M: Model> GradientTask<'_, M> {
     }
 
     /// As [`sum_under`](Self::sum_under), by one thread.
-    fn sum_of(&self, node: Node, buffers: &mut ThreadBuffers<M::Batch>) -> Vec<f32> {
+    fn sum_of(&self, node: Node, buffers: &mut ThreadBuffers<M>) -> Vec<f32> {
         let Some((left, right)) = node.children() else { return self.leaf(node.first, buffers) };
         let mut sum = self.sum_of(left, buffers);
         let more = self.sum_of(right, buffers);
@@ -113,7 +116,7 @@ impl<M: Model> GradientTask<'_, M> {
         self.micro_batch.map_or(usize::MAX, NonZeroUsize::get)
     }
 
-    fn leaf(&self, shard: u32, buffers: &mut ThreadBuffers<M::Batch>) -> Vec<f32> {
+    fn leaf(&self, shard: u32, buffers: &mut ThreadBuffers<M>) -> Vec<f32> {
         self.samples_of(shard, &mut buffers.samples);
         let samples = std::mem::take(&mut buffers.samples);
         let mut sum = self.room(buffers);
@@ -126,25 +129,52 @@ impl<M: Model> GradientTask<'_, M> {
     }
 
     /// Writes the sum of samples that are computed a piece at a time; nothing where there are none.
-    fn pieces_of(&self, samples: &[u64], buffers: &mut ThreadBuffers<M::Batch>, sum: &mut [f32]) {
+    fn pieces_of(&self, samples: &[u64], buffers: &mut ThreadBuffers<M>, sum: &mut [f32]) {
         for (number, samples) in samples.chunks(self.largest_piece()).enumerate() {
             if self.interruption.is_due() {
                 return;
             }
-            self.data.read(samples, &mut buffers.batch);
             if number == 0 {
-                sum[0] = self.model.gradient(self.parameters, &mut buffers.batch, &mut sum[1..]);
+                self.piece(samples, buffers, sum, &mut |_| ());
                 continue;
             }
             let mut more = self.room(buffers);
-            more[0] = self.model.gradient(self.parameters, &mut buffers.batch, &mut more[1..]);
+            self.piece(samples, buffers, &mut more, &mut |_| ());
             add(sum, &more);
             buffers.spare.push(more);
         }
     }
 
+    /// Writes the loss and the gradient of samples that are computed at once. Whether it could, which it says, the
+    /// [`Interruption`] knows too.
+    fn piece(
+        &self,
+        samples: &[u64],
+        buffers: &mut ThreadBuffers<M>,
+        sum: &mut [f32],
+        done: &mut dyn FnMut(&[f32]),
+    ) -> bool {
+        let step = self.step_of(self.batch, samples);
+        let ThreadBuffers { batch, replica, .. } = buffers;
+        let (loss, numbers) = sum.split_at_mut(1);
+        let mut compute = || -> Result<f32, TaskError> {
+            self.data.read(samples, &step, batch)?;
+            let gradient = &mut Gradient::new(numbers, done);
+            let computed = self.model.gradient(&step, self.parameters, batch, replica, gradient);
+            computed.map_err(TaskError::model(format!("compute the gradient of step {}", step.number())))
+        };
+        let computed = compute();
+        loss[0] = *computed.as_ref().unwrap_or(&0.0);
+        computed.map_err(|error| self.interruption.fail(error)).is_ok()
+    }
+
+    /// The step that has this batch, as these of its samples see it.
+    pub(crate) fn step_of<'s>(&self, batch: StepSamples, samples: &'s [u64]) -> Step<'s> {
+        Step::new(self.order.seed(), batch.step, batch.epoch, samples)
+    }
+
     /// For a loss and a gradient.
-    fn room(&self, buffers: &mut ThreadBuffers<M::Batch>) -> Vec<f32> {
+    fn room(&self, buffers: &mut ThreadBuffers<M>) -> Vec<f32> {
         let mut room = buffers.spare.pop().unwrap_or_default();
         room.resize(self.model.parameters() + 1, 0.0);
         room
@@ -159,7 +189,7 @@ impl<M: Model> GradientTask<'_, M> {
     pub(crate) fn sum_from_back<'o>(
         &self,
         parts: &[Node],
-        threads: &mut GradientThreads<M::Batch>,
+        threads: &mut GradientThreads<M>,
         outboxes: &'o mut [Vec<f32>],
         size: usize,
         give: impl Fn(usize, &'o mut [f32]) + Sync,
@@ -175,7 +205,7 @@ impl<M: Model> GradientTask<'_, M> {
     fn part_from_back<'o>(
         &self,
         mut node: Node,
-        buffers: &mut ThreadBuffers<M::Batch>,
+        buffers: &mut ThreadBuffers<M>,
         outbox: &'o mut Vec<f32>,
         size: usize,
         give: impl FnMut(&'o mut [f32]),
@@ -208,14 +238,15 @@ impl<M: Model> GradientTask<'_, M> {
         }
         outbox.resize(gradient.len(), 0.0);
         let mut handed = HandOut { whole: gradient.len(), size, left: outbox, adds, sums: &sums, give };
-        if last.is_empty() {
+        let whole = if last.is_empty() {
             gradient.fill(0.0);
+            true
         } else {
-            self.data.read(last, &mut buffers.batch);
-            let done = &mut |end: &[f32]| handed.reached(end);
-            gradient[0] = self.model.gradient_from_back(self.parameters, &mut buffers.batch, &mut gradient[1..], done);
+            self.piece(last, buffers, &mut gradient, &mut |end| handed.reached(end))
+        };
+        if whole {
+            handed.reached(&gradient);
         }
-        handed.reached(&gradient);
         buffers.samples = samples;
         buffers.spare.push(gradient);
         buffers.spare.append(&mut sums);
@@ -284,39 +315,52 @@ mod tests {
     use elastic_collective::stop::Stop;
 
     use super::*;
+    use crate::data::SampleError;
     use crate::model::Tensor;
 
-    /// Its gradient is the samples' sum and their number; its batch remembers the largest that it was.
+    /// Its gradient is the samples' sum and their number.
     struct Sum([Tensor; 1]);
 
-    #[derive(Default)]
-    struct Numbers(Vec<f32>, usize);
-
     impl Model for Sum {
-        type Batch = Numbers;
+        type Batch = Vec<f32>;
+        /// The largest batch.
+        type Replica = usize;
         fn tensors(&self) -> &[Tensor] {
             &self.0
         }
-        fn init(&self, _seed: u64) -> Vec<f32> {
-            vec![0.0; 2]
+        fn init(&self, _seed: u64) -> crate::Result<Vec<f32>> {
+            Ok(vec![0.0; 2])
         }
-        fn gradient(&self, _: &[f32], batch: &mut Numbers, gradient: &mut [f32]) -> f32 {
-            batch.1 = batch.1.max(batch.0.len());
-            gradient.copy_from_slice(&[batch.0.iter().sum(), batch.0.len() as f32]);
-            gradient[0] / 2.0
+        fn replica(&self) -> crate::Result<usize> {
+            Ok(0)
+        }
+        fn gradient(
+            &self,
+            step: &Step<'_>,
+            _: &[f32],
+            batch: &Vec<f32>,
+            largest: &mut usize,
+            gradient: &mut Gradient<'_>,
+        ) -> crate::Result<f32> {
+            assert_eq!((step.number(), step.epoch(), step.samples().len()), (81, 2, batch.len()));
+            *largest = batch.len().max(*largest);
+            gradient.copy_from_slice(&[batch.iter().sum(), batch.len() as f32]);
+            Ok(gradient[0] / 2.0)
         }
     }
 
     struct Samples;
 
     impl Data for Samples {
-        type Batch = Numbers;
+        type Batch = Vec<f32>;
         fn samples(&self) -> u64 {
             40
         }
-        fn read(&self, samples: &[u64], batch: &mut Numbers) {
-            batch.0.clear();
-            batch.0.extend(samples.iter().map(|&sample| sample as f32));
+        fn read(&self, samples: &[u64], step: &Step<'_>, batch: &mut Vec<f32>) -> Result<(), SampleError> {
+            assert_eq!((step.number(), step.epoch(), step.samples()), (81, 2, samples));
+            batch.clear();
+            batch.extend(samples.iter().map(|&sample| sample as f32));
+            Ok(())
         }
     }
 
@@ -327,13 +371,13 @@ mod tests {
         for (micro, threads, largest) in
             [(None, 1, 13), (Some(1), 1, 1), (Some(4), 3, 4), (Some(5), 2, 5), (Some(50), 1, 13)]
         {
-            let mut threads: GradientThreads<Numbers> = GradientThreads::new(NonZeroUsize::new(threads).unwrap());
+            let mut threads = GradientThreads::new(NonZeroUsize::new(threads).unwrap(), &model).unwrap();
             let task = GradientTask {
                 model: &model,
                 parameters: &[],
                 data: &Samples,
                 order: &order,
-                batch: StepSamples { epoch: 2, first: 0, end: 39 },
+                batch: StepSamples { step: 81, epoch: 2, first: 0, end: 39 },
                 next: None,
                 shards: 3,
                 micro_batch: micro.and_then(NonZeroUsize::new),
@@ -349,7 +393,7 @@ mod tests {
                 let now: Vec<usize> = threads.all_buffers.iter().map(|buffers| buffers.spare.len()).collect();
                 assert_eq!(*buffers.get_or_insert_with(|| now.clone()), now, "{micro:?}");
             }
-            assert_eq!(threads.all_buffers.iter().map(|buffers| buffers.batch.1).max(), Some(largest), "{micro:?}");
+            assert_eq!(threads.all_buffers.iter().map(|buffers| buffers.replica).max(), Some(largest), "{micro:?}");
         }
     }
 }

@@ -6,13 +6,22 @@ use std::time::Instant;
 use elastic_collective::CollectiveError;
 use elastic_collective::stop::Stop;
 
+use super::{EngineError, TaskError};
+
 /// Whether a step's gradient is still wanted. A step may take longer than its workers have to quiesce.
 #[derive(Debug)]
 pub struct Interruption<'a> {
     stop: &'a Stop,
     round: u64,
     /// Why it is not. After that no thread computes any more, and none hands out what it has.
-    cause: OnceLock<CollectiveError>,
+    cause: OnceLock<Cause>,
+}
+
+#[derive(Debug)]
+enum Cause {
+    Superseded { round: u64 },
+    Stopped,
+    Failed(TaskError),
 }
 
 impl<'a> Interruption<'a> {
@@ -26,18 +35,31 @@ impl<'a> Interruption<'a> {
         if self.cause.get().is_none()
             && let Err(cause) = self.stop.check(self.round, Instant::now())
         {
-            // Another thread may have been quicker.
-            let _ = self.cause.set(cause);
+            self.set(match cause {
+                CollectiveError::Superseded { round } => Cause::Superseded { round },
+                _ => Cause::Stopped,
+            });
         }
         self.cause.get().is_some()
     }
 
+    /// Gives the gradient up: the model or its data has failed.
+    pub(crate) fn fail(&self, error: TaskError) {
+        self.set(Cause::Failed(error));
+    }
+
+    fn set(&self, cause: Cause) {
+        // Another thread may have been quicker.
+        let _ = self.cause.set(cause);
+    }
+
     /// Fails where the gradient was given up: then there is none.
-    pub(crate) fn result(&self) -> Result<(), CollectiveError> {
+    pub(crate) fn result(&self) -> Result<(), EngineError> {
         match self.cause.get() {
             None => Ok(()),
-            Some(CollectiveError::Superseded { round }) => Err(CollectiveError::Superseded { round: *round }),
-            Some(_) => Err(CollectiveError::Stopped),
+            Some(Cause::Superseded { round }) => Err(CollectiveError::Superseded { round: *round }.into()),
+            Some(Cause::Stopped) => Err(CollectiveError::Stopped.into()),
+            Some(Cause::Failed(error)) => Err(error.clone().into()),
         }
     }
 }

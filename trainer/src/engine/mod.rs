@@ -26,6 +26,7 @@ use elastic_collective::{CollectiveError, Group};
 use elastic_cuda::CudaError;
 use tracing::{info, warn};
 
+pub(crate) use crate::error::TaskError;
 use crate::model::{AdamW, Model, OnCpusAlone, Tensor};
 use crate::settings::device::{Device, Precision};
 use crate::settings::{Environment, Settings};
@@ -75,7 +76,7 @@ pub(crate) trait Engine<M: Model> {
     fn reduce(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError>;
 
     /// Does the step whose gradient was summed. One that is not finite changes nothing.
-    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError>;
+    fn advance(&mut self, state: &mut State, along: &Advance<'_>) -> Result<(), EngineError>;
 
     /// Brings the numbers of the loop's state up to its step. Afterwards it has room for all.
     fn give(&mut self, state: &mut State) -> Result<(), EngineError>;
@@ -129,6 +130,8 @@ pub(crate) enum EngineError {
     NoNccl(String),
     #[error("cannot start the reduction thread: {0}")]
     Thread(#[source] io::Error),
+    #[error(transparent)]
+    Task(#[from] TaskError),
     /// The gradient of this step cannot be applied.
     #[error("the gradient of step {step} is not finite in tensor {tensor}")]
     NotFinite { step: u64, tensor: String },
@@ -139,7 +142,7 @@ pub(crate) enum EngineError {
 }
 
 /// How to move along a gradient.
-pub(crate) struct Step<'a> {
+pub(crate) struct Advance<'a> {
     pub(crate) rule: AdamW,
     pub(crate) tensors: &'a [Tensor],
     /// What makes the mean of the summed gradient.
@@ -154,6 +157,9 @@ pub enum DeviceError {
     /// The model has no pass for it.
     #[error(transparent)]
     HostModel(#[from] OnCpusAlone),
+    /// The model cannot be computed on CPUs.
+    #[error(transparent)]
+    Task(#[from] TaskError),
     /// What was asked for is no work for CPUs.
     #[error("CPUs compute only in f32")]
     InF32Alone,
@@ -185,10 +191,10 @@ pub(crate) fn choose<'a, M: Model>(
     environment: &Environment,
     model: &'a M,
 ) -> Result<Box<dyn Engine<M> + 'a>, DeviceError> {
-    let host = || Box::new(OnHost::new(settings, model.parameters()));
+    let host = || OnHost::new(settings, model).map(|host| Box::new(host) as Box<dyn Engine<M> + 'a>);
     let host_will_do = settings.precision == Precision::F32;
     if settings.device == Device::Cpu {
-        return if host_will_do { Ok(host()) } else { Err(DeviceError::InF32Alone) };
+        return if host_will_do { Ok(host()?) } else { Err(DeviceError::InF32Alone) };
     }
     match gpu::open(settings, environment, model) {
         Err(why) if settings.device == Device::Auto && host_will_do => {
@@ -197,7 +203,7 @@ pub(crate) fn choose<'a, M: Model>(
             } else {
                 info!("computes on the CPU: {why}");
             }
-            Ok(host())
+            Ok(host()?)
         }
         result => result,
     }

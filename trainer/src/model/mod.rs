@@ -11,19 +11,21 @@ mod attention;
 pub(crate) mod clip;
 pub mod gpt;
 mod matmul;
-mod mlp;
+pub mod mlp;
 mod pointwise;
 mod rate;
 
 pub use adamw::{AdamW, Moved};
 pub use gpt::Gpt;
-pub use mlp::{Mlp, Workspace};
+pub use mlp::{Mlp, Rows};
 pub use rate::{Course, Rate};
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 
 use affine::TensorLayout;
 pub(crate) use pointwise::{add, first_not_finite};
+
+use crate::{Result, Step};
 
 /// What the trainer needs to know of a model.
 ///
@@ -31,45 +33,46 @@ pub(crate) use pointwise::{add, first_not_finite};
 /// what is summed between ranks, sent to newcomers, moved by the optimizer and saved.
 ///
 /// So that the same steps give the same bits, each method must be a function of its arguments: no clock, no randomness
-/// but the seed's, and no state that is kept from call to call, other than memory to work in.
+/// but the seed's and the [`Step`]'s, and no state that is kept from call to call, other than memory to work in.
+///
+/// An error of any method ends the training of the whole job, and its text is what the user reads. A restart would
+/// meet it again, so none is tried.
 ///
 /// [`tensors`]: Model::tensors
 pub trait Model: Sync {
-    /// Samples, and memory for what a pass computes from them. Each thread keeps one from step to step, so that a step
-    /// needs no fresh memory.
+    /// Samples, as [`Data::read`](crate::Data::read) writes them. They are kept from step to step, so that a step needs
+    /// no fresh memory.
     type Batch: Default + Send;
+
+    /// What one computing thread works with: memory for a pass, or a framework's module.
+    type Replica: Send;
 
     /// The tensors in the flat parameters, one after the other from 0 on. [`Tensor::sequence`] makes them.
     fn tensors(&self) -> &[Tensor];
 
-    /// First parameters for a seed.
-    fn init(&self, seed: u64) -> Vec<f32>;
+    /// First parameters for a seed, as many as the tensors hold.
+    fn init(&self, seed: u64) -> Result<Vec<f32>>;
 
-    /// Returns the batch's loss, summed over its samples, and overwrites `gradient` with the derivative of that sum.
-    /// The trainer divides both. There is at least one sample.
-    fn gradient(&self, parameters: &[f32], batch: &mut Self::Batch, gradient: &mut [f32]) -> f32;
+    /// Makes what a computing thread works with. It is called once for each thread, before the first step.
+    fn replica(&self) -> Result<Self::Replica>;
 
-    /// As [`gradient`](Self::gradient), with the same bits. Meanwhile it says which part of the gradient is final, if
-    /// the model knows: `done` takes the slice from some place to its end. Ranks sum that part while the rest is
-    /// computed. A backward pass fills a gradient from its end, where the last layer's parameters lie. The part that
-    /// `done` was not given is final at the return, and ranks sum it then.
-    fn gradient_from_back(
+    /// Returns the batch's loss, summed over its samples, and overwrites `gradient` with the derivative of that sum by
+    /// each parameter. The trainer divides both. There is at least one sample.
+    fn gradient(
         &self,
+        step: &Step<'_>,
         parameters: &[f32],
-        batch: &mut Self::Batch,
-        gradient: &mut [f32],
-        done: &mut dyn FnMut(&[f32]),
-    ) -> f32 {
-        let _ = done;
-        self.gradient(parameters, batch, gradient)
-    }
+        batch: &Self::Batch,
+        replica: &mut Self::Replica,
+        gradient: &mut Gradient<'_>,
+    ) -> Result<f32>;
 
     /// The same on a GPU, for a model that can compute there; others compute on CPUs alone. Its results differ from
     /// those of [`gradient`] only by rounding.
     ///
     /// [`gradient`]: Model::gradient
     #[cfg(feature = "cuda")]
-    fn on_gpu(&self) -> Result<Box<dyn elastic_cuda::Pass<Self::Batch> + '_>, OnCpusAlone> {
+    fn on_gpu(&self) -> std::result::Result<Box<dyn elastic_cuda::Pass<Self::Batch> + '_>, OnCpusAlone> {
         Err(OnCpusAlone("it has no pass for a GPU".to_owned()))
     }
 
@@ -80,10 +83,47 @@ pub trait Model: Sync {
 
     /// What kind of model this is, in words, best as the flags that make it. Only workers and checkpoints with the same
     /// words train together; unless told otherwise, those whose tensors have the same names and shapes.
-    fn describe(&self) -> String {
+    fn identity(&self) -> String {
         let shapes: Vec<String> =
             self.tensors().iter().map(|tensor| format!("{} {:?}", tensor.name, tensor.shape)).collect();
         format!("(model {:08x})", crc32c::crc32c(shapes.join(",").as_bytes()))
+    }
+}
+
+/// A gradient that a model writes: a slice with a number for each parameter.
+pub struct Gradient<'a> {
+    pub(crate) numbers: &'a mut [f32],
+    pub(crate) done: &'a mut dyn FnMut(&[f32]),
+}
+
+impl<'a> Gradient<'a> {
+    /// A gradient in these numbers, which is whole before ranks sum any of it.
+    pub fn new(numbers: &'a mut [f32], done: &'a mut dyn FnMut(&[f32])) -> Gradient<'a> {
+        Gradient { numbers, done }
+    }
+
+    /// Says that all numbers from `from` to the end are final. Ranks sum that part while the rest is computed. A
+    /// backward pass fills a gradient from its end, where the last layer's parameters lie. A model need not say it:
+    /// what is left is summed when the gradient is whole.
+    ///
+    /// # Panics
+    /// When there are fewer numbers.
+    pub fn is_final_from(&mut self, from: usize) {
+        (self.done)(&self.numbers[from..]);
+    }
+}
+
+impl Deref for Gradient<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        self.numbers
+    }
+}
+
+impl DerefMut for Gradient<'_> {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        self.numbers
     }
 }
 
@@ -127,16 +167,17 @@ mod tests {
     }
 
     /// The length of each slice that was passed to `done`.
-    fn told<M: Model>(model: &M, batch: &mut M::Batch) -> Vec<usize> {
-        let parameters: Vec<f32> = model.init(3).iter().enumerate().map(|(i, p)| p + 0.1 * unit(i as u64)).collect();
-        let (mut gradient, mut ends) = (vec![f32::NAN; parameters.len()], Vec::new());
-        let loss = model.gradient_from_back(&parameters, batch, &mut gradient, &mut |end: &[f32]| ends.push(bits(end)));
-        let mut plain = vec![f32::NAN; parameters.len()];
-        assert_eq!(model.gradient(&parameters, batch, &mut plain).to_bits(), loss.to_bits());
-        let plain = bits(&plain);
-        assert_eq!(plain, bits(&gradient));
+    fn told<M: Model>(model: &M, batch: &M::Batch) -> Vec<usize> {
+        let first = model.init(3).unwrap();
+        let parameters: Vec<f32> = first.iter().enumerate().map(|(i, p)| p + 0.1 * unit(i as u64)).collect();
+        let (mut numbers, mut ends) = (vec![f32::NAN; parameters.len()], Vec::new());
+        let done = &mut |end: &[f32]| ends.push(bits(end));
+        let step = Step::new(0, 1, 0, &[0]);
+        let mut replica = model.replica().unwrap();
+        model.gradient(&step, &parameters, batch, &mut replica, &mut Gradient::new(&mut numbers, done)).unwrap();
+        let whole = bits(&numbers);
         for end in &ends {
-            assert_eq!(*end, plain[plain.len() - end.len()..], "a reported part has changed");
+            assert_eq!(*end, whole[whole.len() - end.len()..], "a reported part has changed");
         }
         ends.iter().map(Vec::len).collect()
     }
@@ -144,11 +185,11 @@ mod tests {
     #[test]
     fn what_a_pass_back_tells_of_is_final() {
         let inputs = (0..4 * 6).map(unit).collect();
-        let perceptron = told(&Mlp::new(&[6, 7, 5, 3]), &mut Workspace::new(inputs, vec![0, 2, 1, 2]));
+        let perceptron = told(&Mlp::new(&[6, 7, 5, 3]), &Rows { inputs, labels: vec![0, 2, 1, 2] });
         assert_eq!(perceptron, [18, 18 + 40, 18 + 40 + 49], "a layer each time, the last one first");
 
         let gpt = Gpt::new(Size { vocabulary: 11, context: 4, layers: 2, heads: 2, width: 6 });
-        let ends = told(&gpt, &mut Tokens::new(4, vec![1, 5, 2, 0, 7, 7, 10, 3], vec![5, 2, 0, 4, 7, 10, 3, 9]));
+        let ends = told(&gpt, &Tokens::new(4, vec![1, 5, 2, 0, 7, 7, 10, 3], vec![5, 2, 0, 4, 7, 10, 3, 9]));
         assert_eq!(ends.len(), 5, "the norm, and each block's halves");
         assert_eq!(*ends.last().unwrap(), gpt.parameters() - (11 + 4) * 6, "all but the embeddings");
         assert!(ends.is_sorted());

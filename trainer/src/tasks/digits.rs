@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::data::digits::{CLASSES, DataError, PIXELS};
+use crate::data::digits::{CLASSES, PIXELS};
 use crate::data::{Data, Digits};
-use crate::elastic::Elastic;
-use crate::model::{Mlp, Workspace};
+use crate::error::Result;
+use crate::model::{Mlp, Rows};
+use crate::program::Task;
 use crate::settings::Settings;
-use crate::train::{Outcome, TrainError};
 
 /// What to train, and how.
 #[derive(Debug, Clone, Args)]
@@ -37,40 +37,33 @@ fn width(text: &str) -> Result<NonZeroUsize, String> {
     width.ok_or_else(|| format!("must be 1 to {WIDEST}"))
 }
 
-/// The images, and a network for them.
-#[derive(Debug)]
-pub struct Task {
-    digits: Digits,
-    model: Mlp,
+impl Task for Flags {
+    type Model = Mlp;
+    type Data = Digits;
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn make(&self) -> Result<(Mlp, Digits)> {
+        let digits = Digits::load(self.data.as_deref(), self.shifts)?;
+        let hidden = self.hidden.iter().map(|width| width.get());
+        let sizes: Vec<usize> = [PIXELS].into_iter().chain(hidden).chain([CLASSES]).collect();
+        Ok((Mlp::new(&sizes), digits))
+    }
+
+    fn judge(&self, model: &Mlp, digits: &Digits, parameters: &[f32]) -> Option<String> {
+        let (right, all) = count_correct(model, digits, parameters);
+        Some(format!("test accuracy {:.4} ({right} of {all})", right as f64 / all as f64))
+    }
 }
 
-impl Task {
-    /// Reads the images.
-    pub fn new(flags: &Flags) -> Result<Task, DataError> {
-        let digits = Digits::load(flags.data.as_deref(), flags.shifts)?;
-        let hidden = flags.hidden.iter().map(|width| width.get());
-        let sizes: Vec<usize> = [PIXELS].into_iter().chain(hidden).chain([CLASSES]).collect();
-        Ok(Task { digits, model: Mlp::new(&sizes) })
-    }
-
-    /// Trains the network.
-    pub fn train(&self, elastic: Elastic<'_>) -> Result<Outcome, TrainError> {
-        elastic.run(&self.model, &self.digits.train)
-    }
-
-    /// Test images that these parameters name correctly, and their number.
-    pub fn count_correct(&self, parameters: &[f32]) -> (u64, u64) {
-        let test = &self.digits.test;
-        let mut batch = Workspace::default();
-        test.read(&(0..test.samples()).collect::<Vec<_>>(), &mut batch);
-        let predicted = self.model.predict(parameters, &mut batch);
-        let correct = predicted.iter().zip(&batch.labels).filter(|(predicted, label)| predicted == label).count();
-        (correct as u64, test.samples())
-    }
-
-    /// How well these parameters read, for people.
-    pub fn judge(&self, parameters: &[f32]) -> String {
-        let (right, all) = self.count_correct(parameters);
-        format!("test accuracy {:.4} ({right} of {all})", right as f64 / all as f64)
-    }
+/// Test images that these parameters name correctly, and their number.
+pub fn count_correct(model: &Mlp, digits: &Digits, parameters: &[f32]) -> (u64, u64) {
+    let test = &digits.test;
+    let mut batch = Rows::default();
+    test.fill(&(0..test.samples()).collect::<Vec<_>>(), &mut batch);
+    let predicted = model.predict(parameters, &batch);
+    let correct = predicted.iter().zip(&batch.labels).filter(|(predicted, label)| predicted == label).count();
+    (correct as u64, test.samples())
 }

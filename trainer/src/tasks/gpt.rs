@@ -8,11 +8,11 @@ use tracing::info;
 
 use crate::data::Data;
 use crate::data::markov::{FOLLOWERS, Markov};
-use crate::elastic::Elastic;
+use crate::error::Result;
 use crate::model::Gpt;
 use crate::model::gpt::{Size, Tokens};
+use crate::program::Task;
 use crate::settings::Settings;
-use crate::train::{Outcome, TrainError};
 
 /// About how many tokens the result is judged by.
 const HELD_OUT: usize = 1 << 15;
@@ -76,54 +76,40 @@ pub enum Preset {
 #[error("cannot build this GPT: {0}; change --layers, --width, --heads, --context or --vocabulary")]
 pub struct SizeError(String);
 
-/// The corpus, and a network for it.
-#[derive(Debug)]
-pub struct Task {
-    corpus: Markov,
-    model: Gpt,
-    /// Windows that the result is judged by.
-    held_out: u64,
-}
-
-impl Task {
-    /// Makes the corpus.
-    pub fn new(flags: &Flags) -> Result<Task, SizeError> {
-        let whole = match flags.size {
+impl Flags {
+    /// The size that the flags ask for.
+    fn size(&self) -> Result<Size, SizeError> {
+        let whole = match self.size {
             Preset::Tiny => Size { vocabulary: 64, context: 64, layers: 2, heads: 4, width: 64 },
             Preset::Gpt2 => Size::GPT2,
         };
         let part = |flag: Option<NonZeroUsize>, otherwise: usize| flag.map_or(otherwise, NonZeroUsize::get);
         let size = Size {
-            vocabulary: flags.vocabulary.map_or(whole.vocabulary, |tokens| tokens as usize),
-            context: part(flags.context, whole.context),
-            layers: part(flags.layers, whole.layers),
-            heads: part(flags.heads, whole.heads),
-            width: part(flags.width, whole.width),
+            vocabulary: self.vocabulary.map_or(whole.vocabulary, |tokens| tokens as usize),
+            context: part(self.context, whole.context),
+            layers: part(self.layers, whole.layers),
+            heads: part(self.heads, whole.heads),
+            width: part(self.width, whole.width),
         };
-        if let Some(reason) = size.refusal() {
-            return Err(SizeError(reason));
-        }
-        let corpus = Markov::new(size.vocabulary, size.context, flags.windows.get(), flags.corpus_seed);
-        let held_out = flags.held_out.unwrap_or(HELD_OUT.div_ceil(size.context) as u64);
-        Ok(Task { corpus, model: Gpt::new(size), held_out })
+        size.refusal().map_or(Ok(size), |reason| Err(SizeError(reason)))
     }
 
-    /// Trains the network.
-    pub fn train(&self, elastic: Elastic<'_>) -> Result<Outcome, TrainError> {
-        elastic.run(&self.model, &self.corpus)
+    /// Windows that the result is judged by.
+    fn held_out(&self, size: Size) -> u64 {
+        self.held_out.unwrap_or(HELD_OUT.div_ceil(size.context) as u64)
     }
 
     /// The mean loss of a token in windows that were not trained on, and the number of these windows.
-    pub fn held_out_loss(&self, parameters: &[f32]) -> (f64, u64) {
-        let (context, windows) = (self.model.size().context, self.held_out);
-        let held_out = self.corpus.held_out(windows);
-        let (numbers, mut batch) = ((0..windows).collect::<Vec<_>>(), Tokens::default());
+    pub fn held_out_loss(&self, model: &Gpt, corpus: &Markov, parameters: &[f32]) -> (f64, u64) {
+        let (context, windows) = (model.size().context, self.held_out(model.size()));
+        let held_out = corpus.held_out(windows);
+        let (numbers, mut batch, mut room) = ((0..windows).collect::<Vec<_>>(), Tokens::default(), Default::default());
         let (begun, mut loss) = (Instant::now(), 0.0);
         let pieces = numbers.chunks((JUDGED / context).max(1));
         let others = pieces.len().saturating_sub(1);
         for (number, piece) in pieces.enumerate() {
-            held_out.read(piece, &mut batch);
-            loss += f64::from(self.model.loss(parameters, &mut batch));
+            held_out.fill(piece, &mut batch);
+            loss += f64::from(model.loss(parameters, &batch, &mut room));
             let left = begun.elapsed() * others as u32;
             if number == 0 && left > LONG {
                 info!("the loss in {windows} windows that were not trained on takes about {} s", left.as_secs());
@@ -131,18 +117,28 @@ impl Task {
         }
         (loss / (windows * context as u64) as f64, windows)
     }
+}
 
-    /// The mean loss that no model can go below.
-    pub fn reachable_loss(&self) -> f64 {
-        self.corpus.reachable_loss().unwrap_or_default()
+impl Task for Flags {
+    type Model = Gpt;
+    type Data = Markov;
+
+    fn settings(&self) -> &Settings {
+        &self.settings
     }
 
-    /// How well these parameters predict, for people.
-    pub fn judge(&self, parameters: &[f32]) -> String {
-        if self.held_out == 0 {
-            return "the result is not judged (--held-out 0)".to_owned();
+    fn make(&self) -> Result<(Gpt, Markov)> {
+        let size = self.size()?;
+        let corpus = Markov::new(size.vocabulary, size.context, self.windows.get(), self.corpus_seed);
+        Ok((Gpt::new(size), corpus))
+    }
+
+    fn judge(&self, model: &Gpt, corpus: &Markov, parameters: &[f32]) -> Option<String> {
+        if self.held_out == Some(0) {
+            return Some("the result is not judged (--held-out 0)".to_owned());
         }
-        let ((loss, windows), reachable) = (self.held_out_loss(parameters), self.reachable_loss());
-        format!("held-out loss {loss:.4} in {windows} windows ({reachable:.4} is reachable)")
+        let (loss, windows) = self.held_out_loss(model, corpus, parameters);
+        let reachable = corpus.reachable_loss().unwrap_or_default();
+        Some(format!("held-out loss {loss:.4} in {windows} windows ({reachable:.4} is reachable)"))
     }
 }

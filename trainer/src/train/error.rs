@@ -13,7 +13,7 @@ use super::trace::TraceError;
 use crate::agent::AgentError;
 use crate::checkpoint::CheckpointError;
 use crate::engine::state::State;
-use crate::engine::{DeviceError, EngineError};
+use crate::engine::{DeviceError, EngineError, TaskError};
 use crate::model::Tensor;
 use crate::settings::device::{Device, Precision};
 
@@ -23,6 +23,9 @@ pub enum TrainError {
     /// The model or its data contradicts itself: a fault in the program that defines them.
     #[error("cannot train this model on this data: {0}")]
     Unusable(String),
+    /// The model or its data has failed.
+    #[error(transparent)]
+    Task(#[from] TaskError),
     /// A setting is too large.
     #[error("{0}; choose a smaller number")]
     Beyond(String),
@@ -201,6 +204,7 @@ impl From<EngineError> for TrainError {
             EngineError::Cuda(error) => error.into(),
             EngineError::Collective(error) => error.into(),
             EngineError::Thread(cause) => TrainError::Thread(cause),
+            EngineError::Task(error) => TrainError::Task(error),
             EngineError::NotFinite { step, tensor } => TrainError::Gradient { step, tensor },
             #[cfg(feature = "cuda")]
             EngineError::NoNccl(cause) => TrainError::NoNccl(cause),
@@ -264,6 +268,7 @@ impl TrainError {
             | TrainError::Checkpoint(CheckpointError::Anothers { .. } | CheckpointError::Occupied { .. }) => {
                 FailureClass::Permanent
             }
+            TrainError::Task(error) if !error.may_pass() => FailureClass::Permanent,
             _ => FailureClass::Own,
         }
     }

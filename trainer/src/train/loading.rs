@@ -26,6 +26,7 @@ use crate::checkpoint::disk::Host;
 use crate::checkpoint::looking::{Found, Search};
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{CheckpointError, Checkpoints};
+use crate::engine::TaskError;
 use crate::engine::state::State;
 use crate::model::{Model, first_not_finite};
 
@@ -64,6 +65,7 @@ impl<M: Model> Trainer<'_, M> {
         self.held.give()?;
         if !self.load(group)? {
             let first = self.run.model.init(self.run.settings.seed);
+            let first = first.map_err(TaskError::model("make its first parameters"))?;
             let (made, parameters) = (first.len(), self.run.model.parameters());
             if made != parameters {
                 let cause = format!("it makes {made} first parameters instead of {parameters}");

@@ -44,7 +44,7 @@ use crate::data::{Data, Order, Schedule, StepSamples};
 use crate::engine::gradient::GradientTask;
 use crate::engine::interruption::Interruption;
 use crate::engine::state::State;
-use crate::engine::{EngineError, Ranks, Reduced, Step, Transport};
+use crate::engine::{Advance, EngineError, Ranks, Reduced, Transport};
 use crate::model::{AdamW, Model, Rate, first_not_finite};
 use crate::settings::{Environment, Settings};
 use account::Account;
@@ -119,7 +119,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let Ready { model, data, engine } = ready;
         let samples = data.samples();
         let schedule = Schedule { samples, batch: settings.batch.get(), epochs: settings.epochs.get() };
-        let words = settings.of_a_step(&model.describe(), &data.describe(), schedule.total_steps());
+        let words = settings.of_a_step(&model.identity(), &data.identity(), schedule.total_steps());
         // A checkpoint can resume on any kind of engine; peers must give the same bits.
         let entries = State::entries(model.tensors());
         // A model may say of itself what it likes.
@@ -291,7 +291,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
         let rule = AdamW::new(rate.of(next), run.settings.weight_decay);
         let (tensors, clip) = (run.model.tensors(), run.settings.clip);
-        held.engine.advance(&mut held.state, &Step { rule, tensors, scale: 1.0 / units, clip })?;
+        held.engine.advance(&mut held.state, &Advance { rule, tensors, scale: 1.0 / units, clip })?;
         let step = held.state.step;
         let GroupConfig { round, world_size, .. } = membership.config;
         held.last = Some(LastStep { round, world_size, loss });
@@ -384,7 +384,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn record_step(&mut self) {
         let Some(LastStep { round, world_size, loss }) = self.held.last else { return };
         let step = self.held.state.step;
-        let StepSamples { epoch, first, end } = self.run.schedule.batch_after(step - 1);
+        let StepSamples { epoch, first, end, .. } = self.run.schedule.batch_after(step - 1);
         self.history.record(&Event::Step { round, step, epoch, first, end, loss, world_size });
     }
 }

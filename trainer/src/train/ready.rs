@@ -6,7 +6,7 @@ use super::TrainError;
 use crate::checkpoint;
 use crate::data::Data;
 use crate::engine::state::State;
-use crate::engine::{self, Engine};
+use crate::engine::{self, DeviceError, Engine};
 use crate::model::{Model, Tensor};
 use crate::settings::{Collectives, Environment, Settings};
 
@@ -32,10 +32,9 @@ impl<'a, M: Model> Ready<'a, M> {
             return Err(TrainError::Beyond(format!("--epochs {epochs} of {samples} samples are too many steps")));
         }
         let (device, precision) = (settings.device, settings.precision);
-        let engine = engine::choose(settings, environment, model).map_err(|cause| TrainError::Device {
-            device,
-            precision,
-            cause,
+        let engine = engine::choose(settings, environment, model).map_err(|cause| match cause {
+            DeviceError::Task(error) => error.into(),
+            cause => TrainError::Device { device, precision, cause },
         })?;
         if settings.collectives == Collectives::Nccl {
             engine.nccl().map_err(TrainError::NoNccl)?;

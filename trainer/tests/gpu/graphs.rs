@@ -2,18 +2,16 @@
 //! driver, or, by `make gpu`, on a real GPU.
 
 use elastic_cuda::{Buffer, CudaSlice, CudaViewMut, Done, Gpu, Graphs};
-use elastic_trainer::model::{Mlp, Model, Workspace};
+use elastic_trainer::model::{Mlp, Model, Rows};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::warnings;
 
 const SIZES: [usize; 4] = [20, 70, 33, 4];
 
-fn batch(rows: usize, salt: u64) -> Workspace {
-    Workspace::new(
-        numbers(rows * SIZES[0], salt),
-        (0..rows).map(|row| ((row + salt as usize) % SIZES[3]) as u8).collect(),
-    )
+fn batch(rows: usize, salt: u64) -> Rows {
+    let labels = (0..rows).map(|row| ((row + salt as usize) % SIZES[3]) as u8).collect();
+    Rows { inputs: numbers(rows * SIZES[0], salt), labels }
 }
 
 fn fetched(gpu: &Gpu, buffer: &CudaSlice<f32>) -> Vec<f32> {
@@ -24,7 +22,7 @@ fn fetched(gpu: &Gpu, buffer: &CudaSlice<f32>) -> Vec<f32> {
 
 fn parameters(gpu: &Gpu, model: &Mlp) -> CudaSlice<f32> {
     let mut parameters = gpu.zeros::<f32>(model.parameters()).unwrap();
-    gpu.upload(&model.init(5), &mut parameters.as_view_mut()).unwrap();
+    gpu.upload(&model.init(5).unwrap(), &mut parameters.as_view_mut()).unwrap();
     parameters
 }
 

@@ -6,7 +6,7 @@ use std::thread;
 use elastic_proto::worker::FailureClass;
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::disk::Host;
-use elastic_trainer::{Elastic, Model, Outcome, Settings, Stop, Tensor, TrainError};
+use elastic_trainer::{Elastic, Gradient, Model, Outcome, Result, Settings, Step, Stop, Tensor, TrainError};
 
 use crate::agent::{Agent, Commits};
 use crate::worker::{environment, free_port, places, together, wait_for};
@@ -57,16 +57,27 @@ impl Faulty {
 
 impl Model for Faulty {
     type Batch = Vec<[f32; 2]>;
+    type Replica = ();
     fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
-    fn init(&self, seed: u64) -> Vec<f32> {
-        let mut parameters = self.line.init(seed);
+    fn init(&self, seed: u64) -> Result<Vec<f32>> {
+        let mut parameters = self.line.init(seed)?;
         parameters[1] += self.first;
-        parameters
+        Ok(parameters)
     }
-    fn gradient(&self, parameters: &[f32], batch: &mut Vec<[f32; 2]>, gradient: &mut [f32]) -> f32 {
-        self.line.gradient(parameters, batch, gradient)
+    fn replica(&self) -> Result<()> {
+        Ok(())
+    }
+    fn gradient(
+        &self,
+        step: &Step<'_>,
+        parameters: &[f32],
+        batch: &Vec<[f32; 2]>,
+        replica: &mut (),
+        gradient: &mut Gradient<'_>,
+    ) -> Result<f32> {
+        self.line.gradient(step, parameters, batch, replica, gradient)
     }
 }
 
@@ -113,13 +124,24 @@ fn a_model_that_contradicts_itself_is_refused() {
     struct Wrong(Vec<Tensor>, usize);
     impl Model for Wrong {
         type Batch = Vec<[f32; 2]>;
+        type Replica = ();
         fn tensors(&self) -> &[Tensor] {
             &self.0
         }
-        fn init(&self, _seed: u64) -> Vec<f32> {
-            vec![0.0; self.1]
+        fn init(&self, _seed: u64) -> Result<Vec<f32>> {
+            Ok(vec![0.0; self.1])
         }
-        fn gradient(&self, _: &[f32], _: &mut Vec<[f32; 2]>, _: &mut [f32]) -> f32 {
+        fn replica(&self) -> Result<()> {
+            Ok(())
+        }
+        fn gradient(
+            &self,
+            _: &Step<'_>,
+            _: &[f32],
+            _: &Vec<[f32; 2]>,
+            (): &mut (),
+            _: &mut Gradient<'_>,
+        ) -> Result<f32> {
             panic!("it must not come to this")
         }
     }
@@ -154,16 +176,27 @@ impl<G: Fn(&[f32], &mut [f32]) -> f32 + Sync> Changed<G> {
 
 impl<G: Fn(&[f32], &mut [f32]) -> f32 + Sync> Model for Changed<G> {
     type Batch = Vec<[f32; 2]>;
+    type Replica = ();
     fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
-    fn init(&self, _: u64) -> Vec<f32> {
-        vec![0.0; 2]
+    fn init(&self, _: u64) -> Result<Vec<f32>> {
+        Ok(vec![0.0; 2])
     }
-    fn gradient(&self, parameters: &[f32], _: &mut Vec<[f32; 2]>, gradient: &mut [f32]) -> f32 {
-        (self.gradient)(parameters, gradient)
+    fn replica(&self) -> Result<()> {
+        Ok(())
     }
-    fn describe(&self) -> String {
+    fn gradient(
+        &self,
+        _: &Step<'_>,
+        parameters: &[f32],
+        _: &Vec<[f32; 2]>,
+        (): &mut (),
+        gradient: &mut Gradient<'_>,
+    ) -> Result<f32> {
+        Ok((self.gradient)(parameters, gradient))
+    }
+    fn identity(&self) -> String {
         "two numbers".to_owned()
     }
 }

@@ -5,8 +5,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use clap::Parser;
-use elastic_trainer::Elastic;
+use elastic_trainer::program::Task;
 use elastic_trainer::tasks::gpt;
+use elastic_trainer::{Data, Elastic};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::agent::{start_group, start_member};
@@ -22,16 +23,13 @@ struct Arguments {
     flags: gpt::Flags,
 }
 
-fn task(flags: &str) -> gpt::Task {
-    let words = flags.split_whitespace();
-    gpt::Task::new(&Arguments::parse_from(words).flags).unwrap()
-}
-
 #[test]
 fn it_learns_what_can_be_learned() {
     let flags = "gpt --context 16 --layers 1 --heads 2 --width 32 --vocabulary 16 --windows 1500 --epochs 10 --lr 0.01";
-    let (learned, task) = (train(flags, 2, 0), task(flags));
-    let ((loss, _), reachable) = (task.held_out_loss(learned.parameters()), task.reachable_loss());
+    let (learned, task) = (train(flags, 2, 0), Arguments::parse_from(flags.split_whitespace()).flags);
+    let (model, corpus) = task.make().unwrap();
+    let (loss, _) = task.held_out_loss(&model, &corpus, learned.parameters());
+    let reachable = corpus.reachable_loss().unwrap();
     // A model that looks back on only one token cannot go below 1.70, as counting shows.
     assert!(loss > reachable - 0.02 && loss < reachable + 0.15, "held-out loss {loss}, {reachable} is reachable");
 }
@@ -92,27 +90,29 @@ fn a_changing_group_and_a_checkpoint_lead_to_the_same_bits_with_each_window_once
 #[test]
 fn a_network_that_cannot_be_is_refused() {
     let flags = Arguments::parse_from(["gpt", "--width", "10", "--heads", "4"]).flags;
-    let error = gpt::Task::new(&flags).unwrap_err().to_string();
+    let error = flags.make().unwrap_err().to_string();
     assert!(error.contains("a width of 10 is not divisible by 4 heads") && error.contains("--heads"), "{error}");
     assert!(Arguments::try_parse_from(["gpt", "--vocabulary", "3"]).is_err());
     for flags in
         [["gpt", "--layers", "5000"], ["gpt", "--width", "4611686018427387904"], ["gpt", "--context", "1048577"]]
     {
-        let error = gpt::Task::new(&Arguments::parse_from(flags).flags).unwrap_err().to_string();
+        let error = Arguments::parse_from(flags).flags.make().unwrap_err().to_string();
         assert!(error.contains(&format!("{} is {}, not 1 to ", flags[1], flags[2])), "{error}");
     }
     let flags =
         Arguments::parse_from(["gpt", "--windows", "18446744073709551615", "--batch", "1", "--device", "cpu"]).flags;
     let elastic = Elastic::new(flags.settings.clone(), environment(0, 1, 0, 0));
-    let error = gpt::Task::new(&flags).unwrap().train(elastic).unwrap_err().to_string();
+    let (model, corpus) = flags.make().unwrap();
+    let error = elastic.run(&model, &corpus).unwrap_err().to_string();
     assert!(error.contains("--epochs 4 of 18446744073709551615 samples are too many steps"), "{error}");
 }
 
 #[test]
 fn a_result_that_is_not_to_be_judged_is_not() {
     let flags = Arguments::parse_from(["gpt", "--size", "gpt2", "--held-out", "0"]).flags;
+    let (model, corpus) = flags.make().unwrap();
     // Without any parameters
-    assert_eq!(gpt::Task::new(&flags).unwrap().judge(&[]), "the result is not judged (--held-out 0)");
+    assert_eq!(flags.judge(&model, &corpus, &[]).unwrap(), "the result is not judged (--held-out 0)");
 }
 
 #[test]

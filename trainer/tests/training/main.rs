@@ -9,6 +9,7 @@ mod gpt;
 mod leaving;
 mod live;
 mod memory;
+mod own;
 mod record;
 mod results;
 mod resume;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::Parser;
 use elastic_trainer::data::{Digits, Order};
+use elastic_trainer::program::Task;
 use elastic_trainer::tasks::digits;
 use elastic_trainer::{Data, TrainError};
 use serde_json::Value;
@@ -19,8 +20,8 @@ struct NoFlags {
 #[test]
 fn the_digits_are_learned() {
     let learned = train("--epochs 30", 2, 0);
-    let task = digits::Task::new(&NoFlags::parse_from(["test"]).flags).unwrap();
-    let (right, all) = task.count_correct(learned.parameters());
+    let (model, digits) = NoFlags::parse_from(["test"]).flags.make().unwrap();
+    let (right, all) = digits::count_correct(&model, &digits, learned.parameters());
     assert!(right as f64 >= 0.96 * all as f64, "{right} of {all}");
 }
 
@@ -49,8 +50,8 @@ fn in_any_order_workers_learn_as_well_but_their_number_shows_in_the_bits() {
     let three = train(flags, 3, 0);
     assert!(train(flags, 3, 0) == three, "the same workers in the same order");
     assert_ne!(three.checksum(), alone.checksum());
-    let task = digits::Task::new(&NoFlags::parse_from(["test"]).flags).unwrap();
-    let (right, all) = task.count_correct(three.parameters());
+    let (model, digits) = NoFlags::parse_from(["test"]).flags.make().unwrap();
+    let (right, all) = digits::count_correct(&model, &digits, three.parameters());
     assert!(right as f64 >= 0.95 * all as f64, "{right} of {all}");
 }
 

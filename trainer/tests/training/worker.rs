@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use elastic_trainer::engine::state::State;
+use elastic_trainer::program::Task;
 use elastic_trainer::tasks::{digits, gpt};
 use elastic_trainer::{Elastic, Environment, Outcome, TrainError};
 use serde_json::Value;
@@ -63,17 +64,15 @@ pub(crate) fn places(round: u64, world_size: u32) -> Vec<Environment> {
 
 /// Trains in this thread with these flags.
 pub(crate) fn run(flags: &str, environment: Environment) -> Result<Outcome, TrainError> {
-    let mut nowhere = std::io::sink();
     match Flags::parse_from(["test"].into_iter().chain(words(flags))) {
-        Flags::Digits(flags) => {
-            let elastic = Elastic::new(flags.settings.clone(), environment).output(&mut nowhere);
-            digits::Task::new(&flags).unwrap().train(elastic)
-        }
-        Flags::Gpt(flags) => {
-            let elastic = Elastic::new(flags.settings.clone(), environment).output(&mut nowhere);
-            gpt::Task::new(&flags).unwrap().train(elastic)
-        }
+        Flags::Digits(flags) => train_task(&*flags, environment),
+        Flags::Gpt(flags) => train_task(&*flags, environment),
     }
+}
+
+fn train_task<T: Task>(task: &T, environment: Environment) -> Result<Outcome, TrainError> {
+    let (model, data) = task.make().unwrap();
+    Elastic::new(task.settings().clone(), environment).output(&mut std::io::sink()).run(&model, &data)
 }
 
 /// Trains with a thread for each rank. Returns the outcome, which must be the same for all.

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use elastic_collective::tree::Node;
 use tracing::debug;
 
-use crate::data::{Data, StepSamples};
+use crate::data::{SampleError, StepSamples};
 use crate::engine::gradient::GradientTask;
 use crate::model::Model;
 
@@ -15,10 +15,17 @@ use crate::model::Model;
 pub(super) struct Batches<B> {
     now: B,
     next: B,
-    /// The samples of `next`, if it is read.
-    read: Option<Vec<u64>>,
-    /// What this rank computes from now on, piece by piece.
-    upcoming: VecDeque<Vec<u64>>,
+    /// What `next` holds, if it is read.
+    read: Option<Piece>,
+    /// What this rank computes from now on.
+    upcoming: VecDeque<Piece>,
+}
+
+/// Samples that are computed at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Piece {
+    batch: StepSamples,
+    samples: Vec<u64>,
 }
 
 impl<B> Batches<B> {
@@ -30,29 +37,39 @@ impl<B> Batches<B> {
         let mut samples = Vec::new();
         let mut pieces_of = |batch: StepSamples, shard| {
             task.samples_at(batch, shard, &mut samples);
-            samples.chunks(task.largest_piece()).map(<[u64]>::to_vec).collect::<Vec<_>>()
+            let piece = |samples: &[u64]| Piece { batch, samples: samples.to_vec() };
+            samples.chunks(task.largest_piece()).map(piece).collect::<Vec<_>>()
         };
         self.upcoming.extend(shards().flat_map(|shard| pieces_of(task.batch, shard)));
         let first = task.next.and_then(|next| shards().find_map(|shard| pieces_of(next, shard).into_iter().next()));
         self.upcoming.extend(first);
     }
 
-    /// The batch of these samples. It is read now if it was not before.
-    pub(super) fn take(&mut self, data: &dyn Data<Batch = B>, samples: &[u64]) -> &B {
-        if self.read.take().is_some_and(|read| read == samples) {
+    /// The batch of these samples of the step. It is read now if it was not before.
+    pub(super) fn take<M: Model<Batch = B>>(
+        &mut self,
+        task: &GradientTask<'_, M>,
+        samples: &[u64],
+    ) -> Result<&B, SampleError> {
+        if self.read.take().is_some_and(|read| read.batch == task.batch && read.samples == samples) {
             std::mem::swap(&mut self.now, &mut self.next);
         } else {
             debug!("a batch of {} samples was not read before it was needed", samples.len());
-            data.read(samples, &mut self.now);
+            task.data.read(samples, &task.step_of(task.batch, samples), &mut self.now)?;
         }
-        &self.now
+        Ok(&self.now)
     }
 
-    /// Reads what comes after these samples, if that is known.
-    pub(super) fn read_after(&mut self, data: &dyn Data<Batch = B>, samples: &[u64]) -> Option<&B> {
-        while self.upcoming.pop_front().is_some_and(|piece| piece != samples) {}
+    /// Reads what comes after these samples, if that is known. What cannot be read is read again when it is needed.
+    pub(super) fn read_after<M: Model<Batch = B>>(
+        &mut self,
+        task: &GradientTask<'_, M>,
+        samples: &[u64],
+    ) -> Option<&B> {
+        let is_now = |piece: &Piece| piece.batch == task.batch && piece.samples == samples;
+        while self.upcoming.pop_front().is_some_and(|piece| !is_now(&piece)) {}
         let next = self.upcoming.front()?;
-        data.read(next, &mut self.next);
+        task.data.read(&next.samples, &task.step_of(next.batch, &next.samples), &mut self.next).ok()?;
         self.read = Some(next.clone());
         Some(&self.next)
     }
@@ -66,9 +83,10 @@ mod tests {
     use elastic_collective::stop::Stop;
 
     use super::*;
-    use crate::data::Order;
+    use crate::Step;
+    use crate::data::{Data, Order};
     use crate::engine::interruption::Interruption;
-    use crate::model::Tensor;
+    use crate::model::{Gradient, Tensor};
 
     /// A batch is its samples, and each read of one is written down.
     #[derive(Default)]
@@ -81,9 +99,10 @@ mod tests {
             40
         }
 
-        fn read(&self, samples: &[u64], batch: &mut Vec<u64>) {
+        fn read(&self, samples: &[u64], _: &Step<'_>, batch: &mut Vec<u64>) -> Result<(), SampleError> {
             self.0.lock().unwrap().push(samples.to_vec());
             samples.clone_into(batch);
+            Ok(())
         }
     }
 
@@ -91,17 +110,29 @@ mod tests {
 
     impl Model for Nothing {
         type Batch = Vec<u64>;
+        type Replica = ();
 
         fn tensors(&self) -> &[Tensor] {
             &[]
         }
 
-        fn init(&self, _seed: u64) -> Vec<f32> {
-            Vec::new()
+        fn init(&self, _seed: u64) -> crate::Result<Vec<f32>> {
+            Ok(Vec::new())
         }
 
-        fn gradient(&self, _: &[f32], _: &mut Vec<u64>, _: &mut [f32]) -> f32 {
-            0.0
+        fn replica(&self) -> crate::Result<()> {
+            Ok(())
+        }
+
+        fn gradient(
+            &self,
+            _: &Step<'_>,
+            _: &[f32],
+            _: &Vec<u64>,
+            (): &mut (),
+            _: &mut Gradient<'_>,
+        ) -> crate::Result<f32> {
+            Ok(0.0)
         }
     }
 
@@ -109,7 +140,7 @@ mod tests {
     fn each_batch_is_read_once_and_while_the_one_before_is_computed() {
         let (order, data) = (Order::new(1, 40), Samples::default());
         let (mut batches, stop) = (Batches::default(), Stop::default());
-        let step = |number: u64| StepSamples { epoch: 0, first: 10 * number, end: 10 * number + 10 };
+        let step = |number: u64| StepSamples { step: number + 1, epoch: 0, first: 10 * number, end: 10 * number + 10 };
         // Shards 1 to 3 of four; then, after a change of ranks, the first alone.
         let nodes = [vec![Node { first: 1, end: 2 }, Node { first: 2, end: 4 }], vec![Node { first: 0, end: 1 }]];
         let (mut computed, mut unread) = (Vec::new(), 0);
@@ -131,10 +162,10 @@ mod tests {
                 task.samples_at(task.batch, shard, &mut samples);
                 for piece in samples.chunks(2) {
                     let before = data.0.lock().unwrap().len();
-                    assert_eq!(batches.take(&data, piece), piece);
+                    assert_eq!(batches.take(&task, piece).unwrap(), piece);
                     unread += data.0.lock().unwrap().len() - before;
                     computed.push(piece.to_vec());
-                    batches.read_after(&data, piece);
+                    batches.read_after(&task, piece);
                 }
             }
         }

@@ -14,7 +14,7 @@ use tracing::info;
 use super::gradient::GradientTask;
 use super::nccl::Nccl;
 use super::state::State;
-use super::{DeviceError, Engine, EngineError, Ranks, Reduced, Step, Transport};
+use super::{Advance, DeviceError, Engine, EngineError, Ranks, Reduced, TaskError, Transport};
 use crate::model::clip::bounded;
 use crate::model::{Model, first_not_finite};
 use crate::settings::device::Precision;
@@ -212,7 +212,7 @@ impl<M: Model> Passes<'_, M> {
         if task.interruption.is_due() {
             task.interruption.result()?;
         }
-        let shape = pass.load(gpu, batches.take(task.data, samples))?;
+        let shape = pass.load(gpu, batches.take(task, samples).map_err(TaskError::from)?)?;
         let (bucket, done) = told.map_or((usize::MAX, None), |(bucket, done)| (bucket, Some(done)));
         let launches = |gradient: &mut CudaSlice<f32>, done: &mut Done<'_>| {
             let mut full = 0;
@@ -224,7 +224,7 @@ impl<M: Model> Passes<'_, M> {
         graphs.run(gpu, shape, gradient, launches, done)?;
         gpu.set(&ends[1])?;
         // The GPU is at it now.
-        if let Some(next) = batches.read_after(task.data, samples) {
+        if let Some(next) = batches.read_after(task, samples) {
             pass.prepare(next);
         }
         Ok(())
@@ -276,8 +276,8 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         Ok(Reduced { loss: loss[0], votes })
     }
 
-    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError> {
-        let &Step { ref rule, scale, clip, tensors } = step;
+    fn advance(&mut self, state: &mut State, along: &Advance<'_>) -> Result<(), EngineError> {
+        let &Advance { ref rule, scale, clip, tensors } = along;
         let gradient = self.sum.slice(..self.sum.len() - 1);
         let norm = self.gpu.norm(&gradient, &mut self.norm)?;
         if !norm.is_finite() {

@@ -6,14 +6,14 @@ use elastic_collective::SumOrder;
 
 use super::gradient::{GradientTask, GradientThreads};
 use super::state::State;
-use super::{Engine, EngineError, Ranks, Reduced, Step};
+use super::{Advance, Engine, EngineError, Ranks, Reduced, TaskError};
 use crate::model::clip::clipped;
 use crate::model::{Model, first_not_finite};
 use crate::settings::Settings;
 
 /// It works on the loop's state.
 pub(super) struct OnHost<M: Model> {
-    threads: GradientThreads<M::Batch>,
+    threads: GradientThreads<M>,
     /// The loss's and the gradient's sum over all ranks.
     sum: Vec<f32>,
     /// Numbers that are summed over the ranks at once.
@@ -24,12 +24,11 @@ pub(super) struct OnHost<M: Model> {
 }
 
 impl<M: Model> OnHost<M> {
-    /// For a model with `count` parameters.
-    pub(super) fn new(settings: &Settings, count: usize) -> OnHost<M> {
+    pub(super) fn new(settings: &Settings, model: &M) -> Result<OnHost<M>, TaskError> {
         let (bucket, order) = (settings.bucket(), settings.sum_order);
-        let sum = vec![0.0; count + 1];
+        let sum = vec![0.0; model.parameters() + 1];
         let bucket = if bucket == 0 { sum.len() } else { bucket };
-        OnHost { threads: GradientThreads::new(settings.threads), sum, bucket, order, outboxes: Vec::new() }
+        Ok(OnHost { threads: GradientThreads::new(settings.threads, model)?, sum, bucket, order, outboxes: Vec::new() })
     }
 }
 
@@ -68,8 +67,8 @@ impl<M: Model> Engine<M> for OnHost<M> {
         Ok(Reduced { loss: self.sum[0], votes })
     }
 
-    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError> {
-        let &Step { ref rule, tensors, scale, clip } = step;
+    fn advance(&mut self, state: &mut State, along: &Advance<'_>) -> Result<(), EngineError> {
+        let &Advance { ref rule, tensors, scale, clip } = along;
         let gradient = &self.sum[1..];
         if let Some(number) = first_not_finite(gradient) {
             return Err(EngineError::NotFinite { step: state.step + 1, tensor: State::name_at(tensors, number) });

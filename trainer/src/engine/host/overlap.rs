@@ -127,10 +127,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::data::{Data, Order, StepSamples};
+    use crate::Step;
+    use crate::data::{Data, Order, SampleError, StepSamples};
     use crate::engine::interruption::Interruption;
     use crate::engine::{Engine, Reduced};
-    use crate::model::Tensor;
+    use crate::model::{Gradient, Tensor};
     use crate::random::{mix, unit};
     use crate::settings::Settings;
     use elastic_collective::stop::Stop;
@@ -154,36 +155,38 @@ mod tests {
 
     impl Model for Rough {
         type Batch = Vec<u64>;
+        type Replica = ();
 
         fn tensors(&self) -> &[Tensor] {
             &self.tensors
         }
 
-        fn init(&self, _seed: u64) -> Vec<f32> {
-            vec![0.0; self.parameters()]
+        fn init(&self, _seed: u64) -> crate::Result<Vec<f32>> {
+            Ok(vec![0.0; self.parameters()])
         }
 
-        fn gradient(&self, parameters: &[f32], batch: &mut Vec<u64>, gradient: &mut [f32]) -> f32 {
-            self.gradient_from_back(parameters, batch, gradient, &mut |_| ())
+        fn replica(&self) -> crate::Result<()> {
+            Ok(())
         }
 
-        fn gradient_from_back(
+        fn gradient(
             &self,
+            _: &Step<'_>,
             _parameters: &[f32],
-            batch: &mut Vec<u64>,
-            gradient: &mut [f32],
-            done: &mut dyn FnMut(&[f32]),
-        ) -> f32 {
+            batch: &Vec<u64>,
+            (): &mut (),
+            gradient: &mut Gradient<'_>,
+        ) -> crate::Result<f32> {
             // What is not told of yet may hold anything.
             gradient.fill(f32::NAN);
             for end in (1..=gradient.len()).rev() {
                 let key = batch.iter().fold(end as u64, |key, sample| mix(key) ^ sample);
                 gradient[end - 1] = unit(key) - 0.5;
                 if self.told > 0 && end % self.told == 0 {
-                    done(&gradient[end - 1..]);
+                    gradient.is_final_from(end - 1);
                 }
             }
-            unit(batch[0])
+            Ok(unit(batch[0]))
         }
     }
 
@@ -196,9 +199,10 @@ mod tests {
             1000
         }
 
-        fn read(&self, samples: &[u64], batch: &mut Vec<u64>) {
+        fn read(&self, samples: &[u64], _: &Step<'_>, batch: &mut Vec<u64>) -> Result<(), SampleError> {
             batch.clear();
             batch.extend(samples);
+            Ok(())
         }
     }
 
@@ -243,11 +247,11 @@ mod tests {
         let threads = NonZeroUsize::new(threads).unwrap();
         let settings = Settings { threads, sum_order: order, ..Settings::default() };
         let nodes = nodes_of(group.rank(), group.world_size(), shards);
-        let mut engine = OnHost::new(&settings, model.parameters());
+        let mut engine = OnHost::new(&settings, model).unwrap();
         engine.bucket = if bucket == 0 { engine.sum.len() } else { bucket };
         let (order, stop) = (Order::new(7, Numbers.samples()), Stop::default());
         let step = |step: u64| {
-            let batch = StepSamples { epoch: 0, first: step * samples, end: (step + 1) * samples };
+            let batch = StepSamples { step: step + 1, epoch: 0, first: step * samples, end: (step + 1) * samples };
             let (micro_batch, data) = (NonZeroUsize::new(micro_batch), &Numbers);
             let next = None;
             let interruption = &Interruption::new(&stop, 1);

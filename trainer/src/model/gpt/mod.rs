@@ -9,11 +9,11 @@ mod tests;
 
 use std::ops::Range;
 
-pub use pass::Tokens;
+pub use pass::{Tokens, Workspace};
 
 use super::affine::{Affine, TensorLayout};
-use super::{Model, Tensor};
-use crate::random;
+use super::{Gradient, Model, Tensor};
+use crate::{Result, Step, random};
 
 /// How large the network is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +113,7 @@ impl Gpt {
 
 impl Model for Gpt {
     type Batch = Tokens;
+    type Replica = Workspace;
 
     /// Its parameters' names and places. Weights of linear layers have a row for each output, as in `torch.nn.Linear`.
     fn tensors(&self) -> &[Tensor] {
@@ -121,7 +122,7 @@ impl Model for Gpt {
 
     /// First parameters for a seed, as GPT-2 has them: weights normal with deviation 0.02, less by the square root of
     /// twice the number of layers where they lead back into the residual stream; norms 1, biases 0.
-    fn init(&self, seed: u64) -> Vec<f32> {
+    fn init(&self, seed: u64) -> Result<Vec<f32>> {
         let mut parameters = vec![0.0; self.parameters()];
         for tensor in &self.tensors {
             let place = tensor.range.clone();
@@ -135,39 +136,36 @@ impl Model for Gpt {
                 parameters[place].fill(1.0);
             }
         }
-        parameters
+        Ok(parameters)
     }
 
-    /// Without tokens the gradient is zero.
-    ///
-    /// # Panics
-    /// When a slice has the wrong length, sequences are longer than the context, or a token is not in the vocabulary.
-    fn gradient(&self, parameters: &[f32], batch: &mut Tokens, gradient: &mut [f32]) -> f32 {
-        self.pass(parameters, batch, gradient, &mut |_| ())
+    fn replica(&self) -> Result<Workspace> {
+        Ok(Workspace::default())
     }
 
     /// The blocks' parameters become final one block after the other. The embeddings come first in the gradient and are
     /// final last.
-    fn gradient_from_back(
+    fn gradient(
         &self,
+        _: &Step<'_>,
         parameters: &[f32],
-        batch: &mut Tokens,
-        gradient: &mut [f32],
-        done: &mut dyn FnMut(&[f32]),
-    ) -> f32 {
-        self.pass(parameters, batch, gradient, done)
+        batch: &Tokens,
+        workspace: &mut Workspace,
+        gradient: &mut Gradient<'_>,
+    ) -> Result<f32> {
+        Ok(self.pass(parameters, batch, workspace, gradient.numbers, gradient.done))
     }
 
     /// A model whose heads are too wide for the kernels is computed on CPUs.
     #[cfg(feature = "cuda")]
-    fn on_gpu(&self) -> Result<Box<dyn elastic_cuda::Pass<Tokens> + '_>, super::OnCpusAlone> {
+    fn on_gpu(&self) -> std::result::Result<Box<dyn elastic_cuda::Pass<Tokens> + '_>, super::OnCpusAlone> {
         match elastic_cuda::Attention::refusal(self.size.width / self.size.heads) {
             Some(reason) => Err(super::OnCpusAlone(reason)),
             None => Ok(Box::new(gpu::Pass::new(self))),
         }
     }
 
-    fn describe(&self) -> String {
+    fn identity(&self) -> String {
         let Size { vocabulary, context, layers, heads, width } = self.size;
         format!("--context {context} --layers {layers} --heads {heads} --width {width} --vocabulary {vocabulary}")
     }

@@ -11,15 +11,20 @@ use crate::model::pointwise::{add, cross_entropy_slope, gelu, gelu_slope, layer_
 /// Rows whose scores of the whole vocabulary are in memory at once.
 const SCORED_ROWS: usize = 256;
 
-/// A batch of sequences, and memory for what a pass computes from it, which is kept from step to step.
-#[derive(Debug, Default)]
+/// A batch of sequences.
+#[derive(Debug, Clone, Default)]
 pub struct Tokens {
-    /// Tokens of one sequence: filled by the caller.
+    /// Tokens of one sequence.
     pub time: usize,
-    /// The sequences, one after the other: filled by the caller.
+    /// The sequences, one after the other.
     pub inputs: Vec<u32>,
-    /// The token that follows each of them: filled by the caller.
+    /// The token that follows each of them.
     pub targets: Vec<u32>,
+}
+
+/// Memory for what a pass computes from a batch, which is kept from step to step.
+#[derive(Debug, Default)]
+pub struct Workspace {
     layers: Vec<Layer>,
     /// The residual stream behind the last block, its norm, and the norm's means and scales.
     last: Vec<f32>,
@@ -59,16 +64,19 @@ struct Slopes {
 impl Tokens {
     /// A batch of sequences of `time` tokens.
     pub fn new(time: usize, inputs: Vec<u32>, targets: Vec<u32>) -> Tokens {
-        Tokens { time, inputs, targets, ..Tokens::default() }
+        Tokens { time, inputs, targets }
     }
 
     /// Sequences in the batch.
     pub(super) fn sequences(&self) -> usize {
         self.inputs.len() / self.time.max(1)
     }
+}
 
-    fn make_room(&mut self, gpt: &Gpt) {
-        let (rows, width) = (self.inputs.len(), gpt.size.width);
+impl Workspace {
+    /// For a batch with so many tokens.
+    fn make_room(&mut self, gpt: &Gpt, rows: usize) {
+        let width = gpt.size.width;
         self.layers.resize_with(gpt.size.layers, Layer::default);
         for layer in &mut self.layers {
             for room in
@@ -96,11 +104,15 @@ impl Tokens {
 
 impl Gpt {
     /// The summed loss of the batch's tokens, and its derivative. `done` gets the part of it that is final, which is
-    /// its end.
-    pub(super) fn pass(
+    /// its end. Without tokens the gradient is zero.
+    ///
+    /// # Panics
+    /// When a slice has the wrong length, sequences are longer than the context, or a token is not in the vocabulary.
+    pub fn pass(
         &self,
         parameters: &[f32],
-        batch: &mut Tokens,
+        batch: &Tokens,
+        workspace: &mut Workspace,
         gradient: &mut [f32],
         done: &mut dyn FnMut(&[f32]),
     ) -> f32 {
@@ -112,10 +124,10 @@ impl Gpt {
         // The embeddings' derivatives are added up, so they begin at zero. All others are overwritten.
         gradient[self.places.tokens.clone()].fill(0.0);
         gradient[self.places.positions.clone()].fill(0.0);
-        batch.make_room(self);
-        self.forward(parameters, batch);
-        let loss = self.head(parameters, batch, Some(gradient));
-        self.backward(parameters, batch, gradient, done);
+        workspace.make_room(self, batch.inputs.len());
+        self.forward(parameters, batch, workspace);
+        let loss = self.head(parameters, batch, workspace, Some(gradient));
+        self.backward(parameters, batch, workspace, gradient, done);
         loss
     }
 
@@ -123,14 +135,14 @@ impl Gpt {
     ///
     /// # Panics
     /// When a slice has the wrong length, sequences are longer than the context, or a token is not in the vocabulary.
-    pub fn loss(&self, parameters: &[f32], batch: &mut Tokens) -> f32 {
+    pub fn loss(&self, parameters: &[f32], batch: &Tokens, workspace: &mut Workspace) -> f32 {
         self.check(parameters, batch);
         if batch.inputs.is_empty() {
             return 0.0;
         }
-        batch.make_room(self);
-        self.forward(parameters, batch);
-        self.head(parameters, batch, None)
+        workspace.make_room(self, batch.inputs.len());
+        self.forward(parameters, batch, workspace);
+        self.head(parameters, batch, workspace, None)
     }
 
     fn check(&self, parameters: &[f32], batch: &Tokens) {
@@ -151,13 +163,14 @@ impl Gpt {
         Attention { sequences: batch.sequences(), time: batch.time, heads, width }
     }
 
-    fn forward(&self, parameters: &[f32], batch: &mut Tokens) {
+    fn forward(&self, parameters: &[f32], batch: &Tokens, workspace: &mut Workspace) {
         let (attention, width) = (self.attention(batch), self.size.width);
-        let Tokens { time, inputs, layers, last, normed, stats, scratch, .. } = batch;
+        let Tokens { time, inputs, .. } = batch;
+        let Workspace { layers, last, normed, stats, scratch, .. } = workspace;
         let rows = inputs.len();
         let first = layers.first_mut().map_or(&mut *last, |layer| &mut layer.before);
         let (tokens, positions) = (&parameters[self.places.tokens.clone()], &parameters[self.places.positions.clone()]);
-        for (row, (into, &token)) in first.chunks_exact_mut(width).zip(&*inputs).enumerate() {
+        for (row, (into, &token)) in first.chunks_exact_mut(width).zip(inputs).enumerate() {
             into.copy_from_slice(&tokens[token as usize * width..][..width]);
             add(into, &positions[row % *time * width..][..width]);
         }
@@ -185,13 +198,19 @@ impl Gpt {
 
     /// The summed loss. With a gradient, also its derivatives by the last norm's outputs, and by the tokens' weights,
     /// which are added to what is there.
-    fn head(&self, parameters: &[f32], batch: &mut Tokens, mut gradient: Option<&mut [f32]>) -> f32 {
+    fn head(
+        &self,
+        parameters: &[f32],
+        batch: &Tokens,
+        workspace: &mut Workspace,
+        mut gradient: Option<&mut [f32]>,
+    ) -> f32 {
         let (vocabulary, width) = (self.size.vocabulary, self.size.width);
         let tokens = Matrix::new(&parameters[self.places.tokens.clone()], vocabulary, width);
-        let Tokens { targets, normed, scores, slopes, .. } = batch;
+        let Workspace { normed, scores, slopes, .. } = workspace;
         let pieces = normed.chunks(SCORED_ROWS * width).zip(slopes.single.chunks_mut(SCORED_ROWS * width));
         let mut loss = 0.0;
-        for ((normed, slope), targets) in pieces.zip(targets.chunks(SCORED_ROWS)) {
+        for ((normed, slope), targets) in pieces.zip(batch.targets.chunks(SCORED_ROWS)) {
             let rows = targets.len();
             let scores = &mut scores[..rows * vocabulary];
             let inputs = Matrix::new(normed, rows, width);
@@ -207,9 +226,17 @@ impl Gpt {
         loss
     }
 
-    fn backward(&self, parameters: &[f32], batch: &mut Tokens, gradient: &mut [f32], done: &mut dyn FnMut(&[f32])) {
+    fn backward(
+        &self,
+        parameters: &[f32],
+        batch: &Tokens,
+        workspace: &mut Workspace,
+        gradient: &mut [f32],
+        done: &mut dyn FnMut(&[f32]),
+    ) {
         let (attention, width) = (self.attention(batch), self.size.width);
-        let Tokens { time, inputs, layers, last, stats, scratch, slopes, .. } = batch;
+        let Tokens { time, inputs, .. } = batch;
+        let Workspace { layers, last, stats, scratch, slopes, .. } = workspace;
         let rows = inputs.len();
         let Slopes { stream, single, triple, four } = slopes;
         stream.fill(0.0);
@@ -236,7 +263,7 @@ impl Gpt {
             layer_norm_slope(&layer.before, norm_1.of(parameters).0, &layer.stats_1, single, stream, into);
             done(&gradient[norm_1.weight.start..]);
         }
-        for (row, (slope, &token)) in stream.chunks_exact(width).zip(&*inputs).enumerate() {
+        for (row, (slope, &token)) in stream.chunks_exact(width).zip(inputs).enumerate() {
             add(&mut gradient[self.places.tokens.start + token as usize * width..][..width], slope);
             add(&mut gradient[self.places.positions.start + row % *time * width..][..width], slope);
         }

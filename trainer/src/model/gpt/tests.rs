@@ -82,7 +82,7 @@ fn batch(gpt: &Gpt, sequences: usize, time: usize) -> Tokens {
 
 /// Far from the first parameters, so that every part matters.
 fn parameters(gpt: &Gpt) -> Vec<f32> {
-    gpt.init(5).iter().enumerate().map(|(i, value)| value + 0.4 * (unit(1 << 50 | i as u64) - 0.5)).collect()
+    gpt.init(5).unwrap().iter().enumerate().map(|(i, value)| value + 0.4 * (unit(1 << 50 | i as u64) - 0.5)).collect()
 }
 
 #[test]
@@ -96,10 +96,10 @@ fn gradients_match_finite_differences_in_f64() {
     for (size, sequences, time) in sizes {
         let gpt = Gpt::new(size);
         let parameters = parameters(&gpt);
-        let mut batch = batch(&gpt, sequences, time);
+        let (batch, mut room) = (batch(&gpt, sequences, time), Workspace::default());
         let mut gradient = vec![f32::NAN; gpt.parameters()];
-        let loss = gpt.gradient(&parameters, &mut batch, &mut gradient);
-        assert_eq!(loss, gpt.loss(&parameters, &mut batch));
+        let loss = gpt.pass(&parameters, &batch, &mut room, &mut gradient, &mut |_| ());
+        assert_eq!(loss, gpt.loss(&parameters, &batch, &mut room));
 
         let mut exact: Vec<f64> = parameters.iter().map(|&value| f64::from(value)).collect();
         let expected = reference_loss(&gpt, &exact, &batch);
@@ -125,15 +125,15 @@ fn a_batch_in_pieces_has_the_same_gradient() {
     // Given more rows than are scored at once, and the same sequences in two batches.
     let gpt = Gpt::new(Size { vocabulary: 13, context: 32, layers: 1, heads: 2, width: 8 });
     let parameters = parameters(&gpt);
-    let mut whole = batch(&gpt, 12, 32);
+    let (whole, mut room) = (batch(&gpt, 12, 32), Workspace::default());
     let mut gradient = vec![0.0; gpt.parameters()];
-    let loss = gpt.gradient(&parameters, &mut whole, &mut gradient);
+    let loss = gpt.pass(&parameters, &whole, &mut room, &mut gradient, &mut |_| ());
     let (mut sum, mut loss_sum) = (vec![0.0; gpt.parameters()], 0.0);
     for half in 0..2 {
         let rows = half * 6 * 32..(half + 1) * 6 * 32;
-        let mut part = Tokens::new(32, whole.inputs[rows.clone()].to_vec(), whole.targets[rows].to_vec());
+        let part = Tokens::new(32, whole.inputs[rows.clone()].to_vec(), whole.targets[rows].to_vec());
         let mut more = vec![0.0; gpt.parameters()];
-        loss_sum += gpt.gradient(&parameters, &mut part, &mut more);
+        loss_sum += gpt.pass(&parameters, &part, &mut room, &mut more, &mut |_| ());
         sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
     }
     assert!((loss - loss_sum).abs() < 1e-3 * loss);
@@ -146,8 +146,8 @@ fn a_batch_in_pieces_has_the_same_gradient() {
 fn no_tokens_have_no_gradient() {
     let gpt = Gpt::new(Size { vocabulary: 3, context: 2, layers: 1, heads: 1, width: 2 });
     let mut gradient = vec![f32::NAN; gpt.parameters()];
-    let mut none = Tokens::new(2, Vec::new(), Vec::new());
-    assert_eq!(gpt.gradient(&gpt.init(0), &mut none, &mut gradient), 0.0);
+    let (none, first) = (Tokens::new(2, Vec::new(), Vec::new()), gpt.init(0).unwrap());
+    assert_eq!(gpt.pass(&first, &none, &mut Workspace::default(), &mut gradient, &mut |_| ()), 0.0);
     assert!(gradient.iter().all(|&value| value == 0.0));
 }
 
@@ -156,8 +156,8 @@ fn gpt_2_has_its_size_and_its_first_loss() {
     assert_eq!(Gpt::new(Size::GPT2).parameters(), 124_439_808);
     // Nothing is learned yet: every token is as likely.
     let gpt = Gpt::new(Size { vocabulary: 64, context: 16, layers: 2, heads: 4, width: 32 });
-    let mut batch = batch(&gpt, 4, 16);
-    let loss = gpt.loss(&gpt.init(1), &mut batch) / 64.0;
+    let batch = batch(&gpt, 4, 16);
+    let loss = gpt.loss(&gpt.init(1).unwrap(), &batch, &mut Workspace::default()) / 64.0;
     assert!((loss - 64f32.ln()).abs() < 0.05, "{loss}");
 }
 

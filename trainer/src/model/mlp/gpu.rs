@@ -2,7 +2,7 @@
 
 use elastic_cuda::{After, Buffer, CudaError, CudaSlice, Done, Gpu, Labels, Matrix};
 
-use super::{Mlp, Workspace};
+use super::{Mlp, Rows};
 
 /// Memory for the activations of a batch, on the GPU.
 pub(super) struct Pass<'a> {
@@ -27,8 +27,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-impl elastic_cuda::Pass<Workspace> for Pass<'_> {
-    fn load(&mut self, gpu: &Gpu, batch: &Workspace) -> Result<u64, CudaError> {
+impl elastic_cuda::Pass<Rows> for Pass<'_> {
+    fn load(&mut self, gpu: &Gpu, batch: &Rows) -> Result<u64, CudaError> {
         self.rows = batch.labels.len();
         gpu.upload(&batch.inputs, &mut self.inputs.fit(gpu, batch.inputs.len())?)?;
         self.classes.clear();

@@ -5,8 +5,8 @@
 mod gpu;
 
 use super::affine::{Affine, TensorLayout};
-use super::{Model, Tensor};
-use crate::random;
+use super::{Gradient, Model, Tensor};
+use crate::{Result, Step, random};
 
 /// A network's shape. Its parameters live in a flat slice that the caller keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,25 +16,23 @@ pub struct Mlp {
     layers: Vec<Affine>,
 }
 
+/// A batch of samples.
+#[derive(Debug, Clone, Default)]
+pub struct Rows {
+    /// The samples, one row each.
+    pub inputs: Vec<f32>,
+    /// Their classes.
+    pub labels: Vec<u8>,
+}
+
 /// Memory for the activations of a batch, kept from step to step.
 #[derive(Debug, Default)]
 pub struct Workspace {
-    /// The samples, one row each: filled by the caller.
-    pub inputs: Vec<f32>,
-    /// Their classes: filled by the caller.
-    pub labels: Vec<u8>,
     /// Output of each layer, after its ReLU if it has one.
     outputs: Vec<Vec<f32>>,
     /// Derivative of the loss by the present layer's output, and by the previous layer's.
     slope: Vec<f32>,
     slope_before: Vec<f32>,
-}
-
-impl Workspace {
-    /// A batch of samples, one row each, and their classes.
-    pub fn new(inputs: Vec<f32>, labels: Vec<u8>) -> Workspace {
-        Workspace { inputs, labels, ..Workspace::default() }
-    }
 }
 
 impl Mlp {
@@ -51,23 +49,24 @@ impl Mlp {
         Mlp { sizes: sizes.to_vec(), tensors: layout.tensors(), layers }
     }
 
-    /// The most likely class of each sample. The workspace has as many samples as labels.
-    pub fn predict(&self, parameters: &[f32], batch: &mut Workspace) -> Vec<u8> {
+    /// The most likely class of each sample. The batch has as many samples as labels.
+    pub fn predict(&self, parameters: &[f32], batch: &Rows) -> Vec<u8> {
         if batch.labels.is_empty() {
             return Vec::new();
         }
-        self.forward(parameters, batch);
+        let mut outputs = Vec::new();
+        self.forward(parameters, batch, &mut outputs);
         let classes = self.sizes[self.sizes.len() - 1];
-        let scores = &batch.outputs[self.sizes.len() - 2];
+        let scores = &outputs[self.sizes.len() - 2];
         let best = |row: &[f32]| (0..classes).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
         scores.chunks_exact(classes).map(|row| best(row) as u8).collect()
     }
 
-    fn forward(&self, parameters: &[f32], batch: &mut Workspace) {
+    fn forward(&self, parameters: &[f32], batch: &Rows, outputs: &mut Vec<Vec<f32>>) {
         let rows = batch.labels.len();
-        batch.outputs.resize(self.layers.len(), Vec::new());
+        outputs.resize(self.layers.len(), Vec::new());
         for (number, layer) in self.layers.iter().enumerate() {
-            let (done, open) = batch.outputs.split_at_mut(number);
+            let (done, open) = outputs.split_at_mut(number);
             let inputs = done.last().unwrap_or(&batch.inputs);
             let output = &mut open[0];
             output.resize(rows * self.sizes[number + 1], 0.0);
@@ -77,43 +76,17 @@ impl Mlp {
             }
         }
     }
-}
 
-impl Model for Mlp {
-    type Batch = Workspace;
-
-    fn tensors(&self) -> &[Tensor] {
-        &self.tensors
-    }
-
-    /// First parameters for a seed: weights uniform with variance 2 / inputs (He et al., "Delving deep into
-    /// rectifiers", 2015), biases zero.
-    fn init(&self, seed: u64) -> Vec<f32> {
-        let mut parameters = vec![0.0; self.parameters()];
-        for tensor in &self.tensors {
-            if let [_, inputs] = tensor.shape.as_slice() {
-                let bound = (6.0 / *inputs as f32).sqrt();
-                for place in tensor.range.clone() {
-                    let number = random::unit(random::mix(seed) ^ place as u64);
-                    parameters[place] = (number * 2.0 - 1.0) * bound;
-                }
-            }
-        }
-        parameters
-    }
-
-    /// Without samples the gradient is zero.
+    /// The batch's summed loss, and its derivative. `done` gets the part of it that is final, which is its end. Without
+    /// samples the gradient is zero.
     ///
     /// # Panics
     /// When a slice has the wrong length.
-    fn gradient(&self, parameters: &[f32], batch: &mut Workspace, gradient: &mut [f32]) -> f32 {
-        self.gradient_from_back(parameters, batch, gradient, &mut |_| ())
-    }
-
-    fn gradient_from_back(
+    pub fn pass(
         &self,
         parameters: &[f32],
-        batch: &mut Workspace,
+        batch: &Rows,
+        workspace: &mut Workspace,
         gradient: &mut [f32],
         done: &mut dyn FnMut(&[f32]),
     ) -> f32 {
@@ -122,12 +95,12 @@ impl Model for Mlp {
             gradient.fill(0.0);
             return 0.0;
         }
-        self.forward(parameters, batch);
-        let Workspace { inputs, labels, outputs, slope, slope_before } = batch;
+        let Workspace { outputs, slope, slope_before } = workspace;
+        self.forward(parameters, batch, outputs);
         slope.clone_from(&outputs[self.layers.len() - 1]);
-        let loss = softmax_slope(slope, labels);
+        let loss = softmax_slope(slope, &batch.labels);
         for (number, layer) in self.layers.iter().enumerate().rev() {
-            let before = if number == 0 { &*inputs } else { &outputs[number - 1] };
+            let before = if number == 0 { &batch.inputs } else { &outputs[number - 1] };
             layer.gradient(before, slope, gradient, rows);
             done(&gradient[layer.weight.start..]);
             if number > 0 {
@@ -143,13 +116,53 @@ impl Model for Mlp {
         }
         loss
     }
+}
+
+impl Model for Mlp {
+    type Batch = Rows;
+    type Replica = Workspace;
+
+    fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// First parameters for a seed: weights uniform with variance 2 / inputs (He et al., "Delving deep into
+    /// rectifiers", 2015), biases zero.
+    fn init(&self, seed: u64) -> Result<Vec<f32>> {
+        let mut parameters = vec![0.0; self.parameters()];
+        for tensor in &self.tensors {
+            if let [_, inputs] = tensor.shape.as_slice() {
+                let bound = (6.0 / *inputs as f32).sqrt();
+                for place in tensor.range.clone() {
+                    let number = random::unit(random::mix(seed) ^ place as u64);
+                    parameters[place] = (number * 2.0 - 1.0) * bound;
+                }
+            }
+        }
+        Ok(parameters)
+    }
+
+    fn replica(&self) -> Result<Workspace> {
+        Ok(Workspace::default())
+    }
+
+    fn gradient(
+        &self,
+        _: &Step<'_>,
+        parameters: &[f32],
+        batch: &Rows,
+        workspace: &mut Workspace,
+        gradient: &mut Gradient<'_>,
+    ) -> Result<f32> {
+        Ok(self.pass(parameters, batch, workspace, gradient.numbers, gradient.done))
+    }
 
     #[cfg(feature = "cuda")]
-    fn on_gpu(&self) -> Result<Box<dyn elastic_cuda::Pass<Workspace> + '_>, super::OnCpusAlone> {
+    fn on_gpu(&self) -> std::result::Result<Box<dyn elastic_cuda::Pass<Rows> + '_>, super::OnCpusAlone> {
         Ok(Box::new(gpu::Pass::new(self)))
     }
 
-    fn describe(&self) -> String {
+    fn identity(&self) -> String {
         let hidden: Vec<String> = self.sizes[1..self.sizes.len() - 1].iter().map(ToString::to_string).collect();
         format!("--hidden {}", hidden.join(","))
     }
@@ -207,14 +220,14 @@ mod tests {
         for sizes in [vec![5, 3], vec![6, 7, 4], vec![4, 8, 5, 3]] {
             let model = Mlp::new(&sizes);
             let parameters: Vec<f32> =
-                model.init(3).iter().enumerate().map(|(i, p)| p + 0.1 * random::unit(i as u64)).collect();
+                model.init(3).unwrap().iter().enumerate().map(|(i, p)| p + 0.1 * random::unit(i as u64)).collect();
             let rows = 6;
-            let mut batch = Workspace::new(
-                (0..rows * sizes[0]).map(|i| random::unit(900 + i as u64) - 0.3).collect(),
-                (0..rows).map(|row| (row % sizes[sizes.len() - 1]) as u8).collect(),
-            );
+            let batch = Rows {
+                inputs: (0..rows * sizes[0]).map(|i| random::unit(900 + i as u64) - 0.3).collect(),
+                labels: (0..rows).map(|row| (row % sizes[sizes.len() - 1]) as u8).collect(),
+            };
             let mut gradient = vec![f32::NAN; model.parameters()];
-            let loss = model.gradient(&parameters, &mut batch, &mut gradient);
+            let loss = model.pass(&parameters, &batch, &mut Workspace::default(), &mut gradient, &mut |_| ());
 
             let mut exact: Vec<f64> = parameters.iter().map(|&p| f64::from(p)).collect();
             let expected = reference_loss(&sizes, &exact, &batch.inputs, &batch.labels);
@@ -237,7 +250,8 @@ mod tests {
     fn no_samples_have_no_gradient() {
         let model = Mlp::new(&[2, 3, 2]);
         let mut gradient = vec![f32::NAN; model.parameters()];
-        assert_eq!(model.gradient(&model.init(0), &mut Workspace::default(), &mut gradient), 0.0);
+        let (first, none) = (model.init(0).unwrap(), Rows::default());
+        assert_eq!(model.pass(&first, &none, &mut Workspace::default(), &mut gradient, &mut |_| ()), 0.0);
         assert!(gradient.iter().all(|&value| value == 0.0));
     }
 }

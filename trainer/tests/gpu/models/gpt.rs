@@ -43,11 +43,11 @@ fn a_gpts_gradient_is_the_hosts() {
         // Far from the first parameters, so that every part matters; not so far that sums over wide rows grow.
         let spread = 0.4 * (16.0 / size.width as f32).min(1.0);
         let first: Vec<f32> =
-            gpt.init(5).iter().zip(numbers(count, 30)).map(|(init, more)| init + spread * more).collect();
+            gpt.init(5).unwrap().iter().zip(numbers(count, 30)).map(|(init, more)| init + spread * more).collect();
         let mut parameters = gpu.zeros::<f32>(count).unwrap();
         gpu.upload(&first, &mut parameters.as_view_mut()).unwrap();
         for (sequences, time) in batches {
-            let mut batch = batch(&gpt, sequences, time);
+            let batch = batch(&gpt, sequences, time);
             let mut found = || {
                 // NaN shows that all of it is overwritten.
                 let mut gradient = gpu.zeros::<f32>(count + 1).unwrap();
@@ -72,7 +72,7 @@ fn a_gpts_gradient_is_the_hosts() {
             let (once, again) = (found(), found());
             assert_eq!(once, again, "{size:?}, {sequences}×{time}, again");
             let mut wanted = vec![0.0; count];
-            let loss = gpt.gradient(&first, &mut batch, &mut wanted);
+            let loss = gpt.pass(&first, &batch, &mut Default::default(), &mut wanted, &mut |_| ());
             let wanted: Vec<f64> = wanted.iter().chain([&loss]).map(|&number| f64::from(number)).collect();
             for tensor in gpt.tensors() {
                 let what = format!("{size:?}, {sequences}×{time}, {}", tensor.name);
@@ -107,11 +107,11 @@ fn a_gpts_gradient_in_bf16_is_near_the_hosts() {
         let count = gpt.parameters();
         let spread = 0.2 * (16.0 / size.width as f32).min(1.0);
         let first: Vec<f32> =
-            gpt.init(5).iter().zip(numbers(count, 30)).map(|(init, more)| init + spread * more).collect();
+            gpt.init(5).unwrap().iter().zip(numbers(count, 30)).map(|(init, more)| init + spread * more).collect();
         let mut parameters = gpu.zeros::<f32>(count).unwrap();
         gpu.upload(&first, &mut parameters.as_view_mut()).unwrap();
         for (sequences, time) in batches {
-            let mut batch = batch(&gpt, sequences, time);
+            let batch = batch(&gpt, sequences, time);
             let mut found = || {
                 let mut gradient = gpu.zeros::<f32>(count + 1).unwrap();
                 gpu.upload(&vec![f32::NAN; count + 1], &mut gradient.as_view_mut()).unwrap();
@@ -124,7 +124,7 @@ fn a_gpts_gradient_in_bf16_is_near_the_hosts() {
             let (once, again) = (found(), found());
             assert_eq!(once, again, "{size:?}, {sequences}×{time}, again");
             let mut wanted = vec![0.0; count];
-            let loss = gpt.gradient(&first, &mut batch, &mut wanted);
+            let loss = gpt.pass(&first, &batch, &mut Default::default(), &mut wanted, &mut |_| ());
             let wanted: Vec<f64> = wanted.iter().chain([&loss]).map(|&number| f64::from(number)).collect();
             for tensor in gpt.tensors() {
                 let what = format!("{size:?}, {sequences}×{time}, {}", tensor.name);

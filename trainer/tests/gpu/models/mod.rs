@@ -4,7 +4,7 @@
 mod gpt;
 
 use elastic_cuda::Decays;
-use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Tensor, Workspace};
+use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Rows, Tensor};
 
 use crate::buffers::{assert_near, gpu, numbers};
 
@@ -50,19 +50,19 @@ fn a_perceptrons_gradient_is_the_hosts() {
         let count = model.parameters();
         let mut parameters = gpu.zeros::<f32>(count).unwrap();
         let first: Vec<f32> =
-            model.init(3).iter().zip(numbers(count, 20)).map(|(init, more)| init + 0.1 * more).collect();
+            model.init(3).unwrap().iter().zip(numbers(count, 20)).map(|(init, more)| init + 0.1 * more).collect();
         gpu.upload(&first, &mut parameters.as_view_mut()).unwrap();
         // Larger, smaller and larger again, since the buffers are kept.
         for rows in [8, 3, 70] {
             let labels = (0..rows).map(|row| (row % sizes[sizes.len() - 1]) as u8).collect();
-            let mut batch = Workspace::new(numbers(rows * sizes[0], 21), labels);
+            let batch = Rows { inputs: numbers(rows * sizes[0], 21), labels };
             let mut gradient = gpu.zeros::<f32>(count + 1).unwrap();
             assert_eq!(pass.load(&gpu, &batch).unwrap(), rows as u64);
             pass.gradient(&gpu, &parameters, &mut gradient, &mut |_| Ok(())).unwrap();
             let mut found = vec![f32::NAN; count + 1];
             gpu.download(&gradient.as_view(), &mut found).unwrap();
             let mut wanted = vec![0.0; count];
-            let loss = model.gradient(&first, &mut batch, &mut wanted);
+            let loss = model.pass(&first, &batch, &mut Default::default(), &mut wanted, &mut |_| ());
             let wanted: Vec<f64> = wanted.iter().chain([&loss]).map(|&number| f64::from(number)).collect();
             assert_near(&found, &wanted, 1e-4, &format!("{sizes:?}, {rows} samples"));
         }

@@ -60,7 +60,7 @@ fn snapshots_are_timed_if_this_is_a_gpu() {
     let (gpu, gpt) = (gpu(), Gpt::new(size));
     let count = gpt.parameters();
     let mut state = GpuState::new(&gpu, count).unwrap();
-    let mut first = gpt.init(1);
+    let mut first = gpt.init(1).unwrap();
     first.resize(3 * count, 0.0);
     state.upload(&gpu, &first).unwrap();
     // The first snapshot allocates the memory.
