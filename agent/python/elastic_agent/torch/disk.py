@@ -88,7 +88,7 @@ class Disk:
         the job knows then. Returns its step, 0 if there is none. together: how ranks read. is_first: no step was done."""
 
         def look() -> beginning.Found | None:
-            leads, layout, mesh = place["rank"] == 0, self._replica.layout, lambda _: self._replica.mesh
+            leads, layout, mesh = place["rank"] == 0, self._replica.layout, self._replica.mesh_of
             job = place.get("job", "")
             found = self._begins.look(job, is_first=is_first, leads=leads, layout=layout, mesh=mesh)
             if found and leads and worker.available():

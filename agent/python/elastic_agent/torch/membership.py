@@ -359,7 +359,7 @@ class Membership:
         receivers = [rank for rank in range(group.size) if rank not in (*holders, *healed)]
         value = state.share(group, self._training.value, holders, receivers, mesh)
         # The others begin a step, and take the part of those that still get what they lack.
-        self._training.set_place(self.place["rank"], self.place["world_size"], healed)
+        self._training.set_place(*self._replica.among_readers(self.place), healed)
         self.feeds.end_with_rest([follows[rank] for rank in healed])
         return self._rest() if group.rank in healed else value
 
