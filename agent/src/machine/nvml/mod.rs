@@ -2,8 +2,8 @@
 //! processes compute on them. [`crate::workers::slots`] chooses GPUs for workers.
 //!
 //! Functions, structures and codes are those of the NVML API reference (driver 450 and newer). A machine without the
-//! driver has no such library, so nothing here may be linked: all of it is looked up by name. Decision record 0041 says
-//! why no crate does this.
+//! driver has no such library, so nothing here may be linked: all of it is looked up by name. The crate
+//! nvml-wrapper (0.13) unloads the library while its threads may run, and fails to list processes when many appear.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
