@@ -101,6 +101,7 @@ class Disk:
             worker.give_up(str(error))
         if found:
             self.load(found.state)
+        if found and place["rank"] == 0:
             say(f"training begins after step {found.where['step']}, at {found.where['path']}")
         step = max(group.gather(found.where["step"] if found else 0))
         if step:
