@@ -134,7 +134,7 @@ class _Feed:
         where a round waits for it."""
         pace = 0 if worker.forming() else time.monotonic() - self._asked
         with self._moved:
-            self._moved.wait_for(lambda: self.over or self._ends or not self._has_more_than(1), pace)
+            self._moved.wait_for(lambda: self.over or self._ends or not self._has_more_than(0), pace)
             # One that has a place takes part in a step when it has all.
             if self._ends or self._has_more_than(_STEPS) or _has_ended(self._connection):
                 self.end()
@@ -194,7 +194,7 @@ class _Feed:
     def _has_more_than(self, steps: int) -> bool:
         """Whether more steps than so many wait, and not only small ones."""
         gradients = sum(_size(one) for described, some in self._queue if "gradients" in described for one in some)
-        return self._steps_waiting() > steps and gradients > _STEPS_BYTES * steps / _STEPS
+        return self._steps_waiting() > steps and gradients > _STEPS_BYTES * max(steps, 1) / _STEPS
 
     def _steps_waiting(self) -> int:
         """How many steps are done here, and not sent to their ends."""
