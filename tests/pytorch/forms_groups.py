@@ -96,7 +96,7 @@ def what_a_script_opens_while_gloo_connects(port, number):
     """Servers and connections of that moment are not the group's, either: not where it is cut before all ranks are there,
     and not where another thread begins to listen as gloo does."""
     place = {"rank": number, "world_size": RANKS, "round": 2 << 20, "master_addr": "127.0.0.1", "master_port": port}
-    opened, gloos = [], dist.ProcessGroupGloo
+    opened, listen, gloos = [], [], dist.ProcessGroupGloo
 
     class Slowly(gloos):
         def __init__(self, *arguments):
@@ -107,6 +107,8 @@ def what_a_script_opens_while_gloo_connects(port, number):
         @staticmethod
         def create_default_device():
             opened.extend(Own() for _ in range(not opened))
+            if len(listen) < 30:
+                listen.append(socket.create_server(("127.0.0.1", 0)))
             return gloos.create_default_device()
 
     dist.ProcessGroupGloo = Slowly
@@ -133,6 +135,8 @@ def what_a_script_opens_while_gloo_connects(port, number):
     assert len(opened) == 4
     for one in opened:
         one.is_whole()
+    for one in listen:
+        one.close()
 
 
 def one_thread_serves_many(port, number):
