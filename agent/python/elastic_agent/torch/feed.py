@@ -24,7 +24,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -169,6 +169,13 @@ class _Feed:
             self._moved.notify_all()
         shut_down(self._connection)
 
+    def tries(self, call: Callable[[], None]) -> None:
+        """Training continues where something cannot be sent, or there is no memory."""
+        try:
+            call()
+        except (RuntimeError, TypeError):
+            self.end()
+
     @property
     def can_end(self) -> bool:
         """Whether the newcomer may have its place now: it lacks no parameter."""
@@ -268,7 +275,6 @@ class _Feed:
                 self._queue.popleft()
             self._moved.notify_all()
 
-
     def _send_rest(self, described: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         """Compares all tensors with the newcomer's, and sends those that differ."""
         send(self._connection, {"dict": [*map(list, described.items()), ["bits", self._bits.result()]]}, [])
@@ -313,11 +319,7 @@ class Feeds:
         while self._came:
             self._feeds.append(_Feed(*self._came.popleft(), self._training, self._timeout))
         for one in self._feeds:
-            try:
-                one.before_step()
-            except (RuntimeError, TypeError):
-                # There is something that cannot be sent, or no memory.
-                one.end()
+            one.tries(one.before_step)
 
     def after_step(self) -> None:
         """The step is applied."""
@@ -334,7 +336,7 @@ class Feeds:
         """The newcomers of these numbers have their places in this rank's group."""
         for one in self._feeds:
             if one.number in numbers:
-                one.end_with_rest()
+                one.tries(one.end_with_rest)
 
     def close(self) -> None:
         """Ends all feeds."""
