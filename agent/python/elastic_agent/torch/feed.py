@@ -2,7 +2,7 @@
 heal.py is the other end.
 
     it connects ──▶ before a step: some parameters, with what the optimizers keep of them
-                ──▶ after each step: the gradients of all parameters that it has
+                ──▶ in each step: the gradients of all parameters that it has
                 ──▶ … ──▶ it has all parameters, and every step: its node joins
                 ──▶ in its round, while the others compute: the last gradients, and what differs then
 
@@ -24,7 +24,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -37,8 +37,9 @@ from .store import Store
 
 # Bytes that go to the kernel at once.
 _PIECE = 4 << 20
-# The least bytes of parameters that are copied before a step, and the parts of a state that these make at most.
-_PART, _PARTS = 16 << 20, 16
+# The least bytes of parameters that are copied before a step, and the parts of a state that these make at most. The bytes
+# of gradients that the newcomer applies at once, while the next ones come.
+_PART, _PARTS, _APPLIED = 16 << 20, 16, 32 << 20
 # The most steps that wait to be sent, unless they take less than so many bytes.
 _STEPS, _STEPS_BYTES = 4, 64 << 20
 # Newcomers that one rank feeds, and seconds for a first word: a secret, and the newcomer's number.
@@ -119,9 +120,8 @@ class _Feed:
         self._moved = threading.Condition()
         # Whether the newcomer has a place, and gets what is left; and whether it gets no more.
         self._ends = self.over = False
-        # The gradients of the step under way, and by the optimizers' numbers the groups of those that have stepped.
-        self._gradients: list[tuple[int, torch.Tensor]] = []
-        self._stepped: dict[int, Any] = {}
+        # The gradients of the step under way.
+        self._gradients: dict[torch.nn.Parameter, tuple[int, torch.Tensor]] = {}
         self._hooks: list[Any] = []
         # Of the tensors of the whole state, when the newcomer has its place: how often each has changed, and their bits.
         self._versions: list[int] = []
@@ -134,7 +134,7 @@ class _Feed:
         where a round waits for it."""
         pace = 0 if worker.forming() else time.monotonic() - self._asked
         with self._moved:
-            self._moved.wait_for(lambda: self.over or self._ends or not self._has_more_than(1), pace)
+            self._moved.wait_for(lambda: self.over or self._ends or not self._has_more_than(0), pace)
             # One that has a place takes part in a step when it has all.
             if self._ends or self._has_more_than(_STEPS) or _has_ended(self._connection):
                 self.end()
@@ -147,8 +147,8 @@ class _Feed:
                 # The link is faster than the steps.
                 self._part = min(2 * self._part, self._most)
             self._put("part", list(self._next_part()))
-        graded = [(number, one.grad) for number, one in self._has if one.grad is not None]
-        self._gradients = [(number, one.detach().to("cpu", copy=True)) for number, one in graded]
+        graded = [(number, one) for number, one in self._has if one.grad is not None]
+        self._gradients = {one: (number, one.grad.detach().to("cpu", copy=True)) for number, one in graded}
         for number, one in enumerate(self._training.optimizers):
             self._hooks.append(one.register_step_pre_hook(lambda one, *_, at=number: self._steps(at, one)))
 
@@ -158,9 +158,8 @@ class _Feed:
             hook.remove()
         self._hooks.clear()
         if not self.over:
-            numbers, gradients = zip(*self._gradients) if self._gradients else ((), ())
-            self._put("step", [self._training.step_number, list(numbers), list(gradients), self._stepped])
-        self._gradients, self._stepped = [], {}
+            self._put("step", self._training.step_number)
+        self._gradients = {}
 
     def end(self) -> None:
         """The newcomer gets no more."""
@@ -168,7 +167,14 @@ class _Feed:
             self.over = True
             self._queue.clear()
             self._moved.notify_all()
-        _shut_down(self._connection)
+        shut_down(self._connection)
+
+    def tries(self, call: Callable[[], None]) -> None:
+        """Training continues where something cannot be sent, or there is no memory."""
+        try:
+            call()
+        except (RuntimeError, TypeError):
+            self.end()
 
     @property
     def can_end(self) -> bool:
@@ -194,16 +200,29 @@ class _Feed:
 
     def _has_more_than(self, steps: int) -> bool:
         """Whether more steps than so many wait, and not only small ones."""
-        waiting = [tensors for one, tensors in self._queue if "step" in one]
-        return len(waiting) > steps and sum(_size(one) for some in waiting for one in some) > _STEPS_BYTES * steps / _STEPS
+        gradients = sum(_size(one) for described, some in self._queue if "gradients" in described for one in some)
+        return self._steps_waiting() > steps and gradients > _STEPS_BYTES * max(steps, 1) / _STEPS
+
+    def _steps_waiting(self) -> int:
+        """How many steps are done here, and not sent to their ends."""
+        return sum("step" in one for one, _ in self._queue)
 
     def _steps(self, number: int, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps, with the settings that a scheduler has just given it: a GradScaler may leave a step out."""
         groups = [{name: one for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
+        own = [one for group in optimizer.param_groups for one in group["params"]]
         try:
-            self._stepped[number] = _copied(groups)
+            settings = _copied(groups)
         except TypeError:
             self.end()
+            return
+        some: list[list[Any]] = []
+        for one in filter(None, map(self._gradients.get, own)):
+            some.append(list(one))
+            if sum(_size(gradient) for _, gradient in some) >= _APPLIED:
+                self._put("gradients", [number, settings, some])
+                some = []
+        self._put("gradients", [number, settings, some])
 
     def _bytes(self, parameter: torch.nn.Parameter) -> int:
         kept = [one for _, values in self._states(parameter) for one in values.values() if _is_tensor(one)]
@@ -246,7 +265,7 @@ class _Feed:
             self._moved.wait_for(lambda: self._queue or self.over, self._timeout / 4)
             # Without anything to send: a sign of life.
             described, tensors = self._queue[0] if self._queue else ({}, [])
-            behind = max(0, len(self._queue) - 1)
+            behind = max(0, self._steps_waiting() - 1)
         if "state" in described:
             self._send_rest(described, tensors)
             return
@@ -255,7 +274,6 @@ class _Feed:
             if described and self._queue:
                 self._queue.popleft()
             self._moved.notify_all()
-
 
     def _send_rest(self, described: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         """Compares all tensors with the newcomer's, and sends those that differ."""
@@ -301,11 +319,7 @@ class Feeds:
         while self._came:
             self._feeds.append(_Feed(*self._came.popleft(), self._training, self._timeout))
         for one in self._feeds:
-            try:
-                one.before_step()
-            except (RuntimeError, TypeError):
-                # There is something that cannot be sent, or no memory.
-                one.end()
+            one.tries(one.before_step)
 
     def after_step(self) -> None:
         """The step is applied."""
@@ -322,7 +336,7 @@ class Feeds:
         """The newcomers of these numbers have their places in this rank's group."""
         for one in self._feeds:
             if one.number in numbers:
-                one.end_with_rest()
+                one.tries(one.end_with_rest)
 
     def close(self) -> None:
         """Ends all feeds."""
@@ -330,7 +344,7 @@ class Feeds:
             one.end()
         self._feeds.clear()
         if self._listener is not None:
-            _shut_down(self._listener)
+            shut_down(self._listener)
 
     def _listen(self) -> None:
         while True:
@@ -388,7 +402,8 @@ def _has_ended(connection: socket.socket) -> bool:
         return True
 
 
-def _shut_down(one: socket.socket) -> None:
+def shut_down(one: socket.socket) -> None:
+    """Ends a connection, or what listens, also for a thread that waits there."""
     try:
         one.shutdown(socket.SHUT_RDWR)
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import queue
 import secrets
 import socket
 import threading
@@ -38,6 +39,10 @@ class Healing:
         self._until = math.inf
         # Whether anything has come, and the whole state once this has all of it.
         self.has_begun, self._value = False, None
+        # What has come, and is to be done; and whether that was all.
+        self._messages: queue.Queue[dict[str, Any]] = queue.Queue(2)
+        self._ended = False
+        threading.Thread(target=self._receive, name="elastic-session-receive", daemon=True).start()
         self._thread = threading.Thread(target=self._follow, name="elastic-session-heal", daemon=True)
         self._thread.start()
 
@@ -68,33 +73,47 @@ class Healing:
 
     def end(self) -> None:
         """Nothing changes after this."""
-        try:
-            self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # The other end has closed it.
+        feed.shut_down(self._connection)
         self._thread.join()
+
+    def _receive(self) -> None:
+        """While what came before is done."""
+        with self._connection:
+            try:
+                while True:
+                    self._messages.put(feed.receive(self._connection))
+            except Exception:  # noqa: BLE001: whatever it is, nothing more comes.
+                self._messages.put({"ends": True})
 
     def _follow(self) -> None:
         try:
-            with self._connection:
-                while time.monotonic() < self._until:
-                    message = feed.receive(self._connection)
-                    self.has_begun = True
-                    for number, value, states in message.get("part", ()):
-                        self._take(self._parameters[number], value, states)
-                    if "step" in message:
-                        self._do(*message["step"])
-                    if "state" in message:
-                        self._value = self._whole(json.loads(message["state"]), message["bits"])
-                        break
-                    with self._moved:
-                        if not self._caught_up and message.get("lacks") == 0 and message["behind"] == 0:
-                            self._caught_up, self._until = True, time.monotonic() + self._timeout
-                        self._moved.notify_all()
+            while time.monotonic() < self._until and not self._ended and self._value is None:
+                self._do(self._next())
         except Exception:  # noqa: BLE001: whatever it is, this worker then gets all in its round.
             pass
         with self._moved:
             self._over = True
+            self._moved.notify_all()
+        feed.shut_down(self._connection)
+        while not self._ended:
+            self._next()
+
+    def _next(self) -> dict[str, Any]:
+        message = self._messages.get()
+        self._ended = "ends" in message
+        return message
+
+    def _do(self, message: dict[str, Any]) -> None:
+        for number, value, states in message.get("part", ()):
+            self._take(self._parameters[number], value, states)
+        if "gradients" in message:
+            self._apply(*message["gradients"])
+        if "state" in message:
+            self._value = self._whole(json.loads(message["state"]), message["bits"])
+        with self._moved:
+            self.has_begun |= not self._ended
+            if not self._caught_up and message.get("lacks") == 0 and message["behind"] == 0:
+                self._caught_up, self._until = True, time.monotonic() + self._timeout
             self._moved.notify_all()
 
     @torch.no_grad()
@@ -110,7 +129,7 @@ class Healing:
         tensors = self._of_same_names(description)
         lacks = self._that_differ(tensors, bits)
         feed.send(self._connection, *tree.take_apart({"lacks": lacks}))
-        for at, one in zip(lacks, feed.receive(self._connection)["rest"]):
+        for at, one in zip(lacks, self._next()["rest"]):
             tensors[at] = one
         return tree.put_together(description, tensors)
 
@@ -128,15 +147,14 @@ class Healing:
     def _that_differ(self, tensors: list[torch.Tensor | None], bits: list[int]) -> list[int]:
         return [at for at, (one, theirs) in enumerate(zip(tensors, bits)) if one is None or feed.bits_of(one) != theirs]
 
-    def _do(self, step: int, numbers: list[int], gradients: list[torch.Tensor], stepped: dict[int, Any]) -> None:
-        """Does a step as the other rank did."""
-        for number, one in zip(numbers, gradients):
+    def _apply(self, optimizer: int, groups: list[dict[str, Any]], gradients: list[Any]) -> None:
+        """Does a part of a step, as the other rank did."""
+        for number, one in gradients:
             self._parameters[number].grad = one.to(self._parameters[number].device)
-        for number, groups in stepped.items():
-            for own, theirs in zip(self._optimizers[number].param_groups, groups):
-                own.update(theirs)
-            self._optimizers[number].step()
-        for number in numbers:
+        for own, theirs in zip(self._optimizers[optimizer].param_groups, groups):
+            own.update(theirs)
+        self._optimizers[optimizer].step()
+        for number, _ in gradients:
             self._parameters[number].grad = None
 
 

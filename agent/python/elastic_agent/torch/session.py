@@ -70,7 +70,7 @@ class Session(Asking):
     - scaler: a GradScaler, for fp16. A step that it skips counts as done.
     - state: what else belongs to the state, such as an average of the model. The script changes it after a step.
     - on_group: called with the session in each group, before its first step, when all ranks have one state: for example
-      to set a learning rate by `world_size`.
+      to set a learning rate by `world_size`. It changes settings, not tensors: a newcomer may still compare these.
     - checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
       steps, after the last one, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for
       the write, unless there are snapshots: these are written during training. Of a sharded model each rank of the first

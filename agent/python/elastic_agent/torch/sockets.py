@@ -11,8 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-# How often a device is made while other threads begin to listen at the same moment.
-_TRIES = 20
+# How often a device is made while other threads begin to listen at the same moment. Each takes about a millisecond.
+_TRIES = 1000
 
 
 def devices() -> tuple[list[Any], list[str]]:
@@ -32,8 +32,8 @@ def _device(make: Callable[[], Any]) -> tuple[Any, list[str]]:
         later = [_ends(fd) for inode, fd in _sockets().items() if inode not in before]
         listens = [here for here, there in filter(None, later) if there is None]
         if len(listens) == 1:
-            break
-    return device, listens
+            return device, listens
+    raise RuntimeError(f"threads of the script began to listen {_TRIES} times at the moment in which gloo did")
 
 
 def connections(listening: Collection[str], at_peers: Collection[str]) -> dict[int, int]:
