@@ -35,6 +35,8 @@ parser.add_argument("means", nargs="*", help="session, agents, torchft, restarts
 parser.add_argument("--replicas", type=int, default=4, help="[default: 4]")
 parser.add_argument("--every", type=float, nargs="+", default=[15], help="seconds from kill to kill [default: 15]")
 parser.add_argument("--kills", type=int, default=4, help="[default: 4]")
+parser.add_argument("--sleep", default="0.05", help="seconds that a replica sleeps in a step [default: 0.05]")
+parser.add_argument("--width", default="1024", help="of the network, 2.6 million parameters at 1024 [default: 1024]")
 parser.add_argument("--trials", type=int, default=6, help="kills, each when all train again [default: 6]")
 parser.add_argument("--preload", default="", help="elastic-agent's --preload, for example torch [default: none]")
 arguments = parser.parse_args()
@@ -63,6 +65,7 @@ class Contender:
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115: the process has it
         path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "REPLICAS": str(REPLICAS), **variables}
+        environment |= {"SECONDS": arguments.sleep, "WIDTH": arguments.width}
         environment["PYTHONPATH"] = str(HERE.parent.parent / "agent/python")
         self.processes[name] = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
@@ -168,20 +171,24 @@ def wait(what: str, done) -> float:
     raise TimeoutError(f"not within {LIMIT} s: {what}")
 
 
-def whole(contender: Contender, since: float) -> float | None:
-    """When, after `since`, as many processes as there are replicas had each told a step of all replicas."""
+def whole(contender: Contender, since: float, beyond: int = 0) -> float | None:
+    """When, after `since`, as many processes as there are replicas had each told a step of all replicas, beyond one."""
     first: dict[int, float] = {}
-    for _, size, _, pid, at in contender.steps():
-        if at > since and size == REPLICAS:
+    for step, size, _, pid, at in contender.steps():
+        if at > since and size == REPLICAS and step > beyond:
             first.setdefault(pid, at)
     return sorted(first.values())[REPLICAS - 1] if len(first) >= REPLICAS else None
 
 
 def further(contender: Contender, killed: float, steps: int) -> float | None:
     """When the group had done so many more steps than before a kill."""
-    told = contender.steps()
-    furthest = max(step for step, *_, at in told if at <= killed)
-    return min((at for step, *_, at in told if step >= furthest + steps), default=None)
+    wanted = furthest(contender, killed) + steps
+    return min((at for step, *_, at in contender.steps() if step >= wanted), default=None)
+
+
+def furthest(contender: Contender, killed: float) -> int:
+    """The step that the group was at before a kill."""
+    return max(step for step, *_, at in contender.steps() if at <= killed)
 
 
 def without_it(contender: Contender, killed: float) -> float | None:
@@ -232,13 +239,16 @@ def measure(name: str, contender: Contender) -> None:
     for turn in range(TRIALS):
         killed = kill(contender, turn)
         again = wait("two steps more", lambda: further(contender, killed, 2))
-        complete = wait("all train again", lambda: whole(contender, again))
-        time.sleep(2)
+        # Survivors may have done the next step with the killed one.
+        beyond = furthest(contender, killed) + 1
+        complete = wait("all train again", lambda: whole(contender, killed, beyond))
+        # Growth within five seconds of the last one waits.
+        time.sleep(6)
         without = without_it(contender, killed)
         soon += [] if without is None else [without - killed]
         after.append(again - killed)
         back.append(complete - killed)
-        pauses.append(longest_pause(contender, again, complete + 1))
+        pauses.append(longest_pause(contender, min(again, complete), complete + 1))
     if soon:
         print(f"  next step after a kill {spread(soon)}, of {len(soon)} of {TRIALS} kills")
     if joined := joins(contender):

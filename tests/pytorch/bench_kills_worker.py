@@ -15,12 +15,12 @@ import torch
 from models import bench_network
 
 MEANS, STEPS_FILE = sys.argv[1:3]
-REPLICAS, BATCH, SECONDS = int(os.environ["REPLICAS"]), 32, 0.05
+REPLICAS, BATCH, SECONDS = int(os.environ["REPLICAS"]), 32, float(os.environ["SECONDS"])
 SAVE, JOINS = (pathlib.Path(STEPS_FILE).with_name(name) for name in ("saved.pt", "joins"))
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = bench_network()
+model = bench_network(int(os.environ["WIDTH"]))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 inputs, labels = torch.randn(REPLICAS * BATCH, 512), torch.randint(1000, (REPLICAS * BATCH,))
 steps_file = os.open(STEPS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -130,7 +130,10 @@ impl Scene {
     async fn start(torch: &Torch, words: &[&str]) -> Scene {
         let job = Job::on_etcd("1:4").await.flag("--max-restarts=1000").flag("--exclude-after=0").flag("--warm-up=120");
         // Workers that are forked must outlive deaths, too.
-        let job = job.flag("--preload=torch,torch._dynamo").conf("takeover_delay", "60s").script(torch, SCRIPT, words);
+        let job = job
+            .flag("--preload=torch,torch._dynamo,elastic_agent.torch")
+            .conf("takeover_delay", "60s")
+            .script(torch, SCRIPT, words);
         let agents = BTreeMap::from([("a", job.start("a"))]);
         let trace = Trace::of(&job);
         Scene { job, agents, trace, orders: 0, seen: Vec::new() }
