@@ -69,6 +69,25 @@ async fn transformers_continues_from_memory() {
     assert!(out.contains("'epoch': '2.4'") && !out.contains("'epoch': '1.6'"), "it continued from step 100: {out}");
 }
 
+/// The Trainer handles the signal itself, and ends if a process that reads its batches does.
+#[tokio::test]
+#[ignore = "needs the frameworks: make test-frameworks"]
+async fn transformers_with_loader_processes_saves_when_it_is_asked_to_stop() {
+    let Some(python) = Torch::with_frameworks() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let train = r#"
+        sed "s/disable_tqdm=True,/disable_tqdm=True, enable_jit_checkpoint=True, dataloader_num_workers=2,/" \
+            "$EXAMPLES/train_transformers.py" > train.py
+        elastic-agent --standalone --nproc-per-node=2 train.py --epochs=1000 --save-steps=1000000 > out 2>&1 &
+        until grep -q "'loss'" out; do kill -0 $! || { cat out; exit 1; }; sleep 0.05; done
+        kill -TERM $!
+        code=0; wait $! || code=$?
+        cat out; echo "exit code $code"
+        ls checkpoints/checkpoint-*/trainer_state.json checkpoints/checkpoint-*/optimizer.pt"#;
+    let out = typed(&python, folder.path(), train).await;
+    assert!(out.contains("exit code 3") && !out.contains("is killed by signal"), "{out}");
+}
+
 #[tokio::test]
 #[ignore = "needs the frameworks: make test-frameworks"]
 async fn lightning_continues_from_memory_on_fewer_nodes_than_it_names() {
