@@ -54,7 +54,7 @@ pub use elastic_collective::stop::Stop;
 pub use elastic_cuda as cuda;
 pub use engine::DeviceError;
 pub use error::{Error, Result, TaskError};
-pub use model::{Gradient, Model, Tensor};
+pub use model::{Gradient, Model, Sums, Tensor};
 pub use settings::device::Device;
 pub use settings::{Environment, Settings};
 pub use step::{Random, Step};

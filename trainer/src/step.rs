@@ -10,16 +10,27 @@ pub struct Step<'a> {
     number: u64,
     epoch: u64,
     samples: &'a [u64],
+    trains: bool,
 }
 
 impl<'a> Step<'a> {
     /// Step `number` of a run with this `--seed`, in `epoch`, and the samples that are computed at once. The trainer
     /// makes steps; this is for tests of models.
     pub const fn new(seed: u64, number: u64, epoch: u64, samples: &'a [u64]) -> Step<'a> {
-        Step { seed, number, epoch, samples }
+        Step { seed, number, epoch, samples, trains: true }
     }
 
-    /// The step's number, counted from 1.
+    /// An evaluation of held-out samples, after that step.
+    pub const fn evaluation(seed: u64, number: u64, epoch: u64, samples: &'a [u64]) -> Step<'a> {
+        Step { trains: false, ..Step::new(seed, number, epoch, samples) }
+    }
+
+    /// Whether the parameters will move by what is computed: in training, and not in an evaluation.
+    pub fn trains(&self) -> bool {
+        self.trains
+    }
+
+    /// The step's number, counted from 1. An evaluation has that of the step before it.
     pub fn number(&self) -> u64 {
         self.number
     }

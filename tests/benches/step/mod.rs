@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use elastic_trainer::collective::tree::Node;
 use elastic_trainer::data::{Data, Order, StepSamples};
-use elastic_trainer::engine::gradient::{GradientTask, GradientThreads};
+use elastic_trainer::engine::gradient::{GradientTask, GradientThreads, Work};
 use elastic_trainer::engine::interruption::Interruption;
 use elastic_trainer::engine::state::State;
 use elastic_trainer::model::gpt::{Size, Tokens};
@@ -104,6 +104,7 @@ impl<M: Model> Run<M> {
         let task = GradientTask {
             model: &self.model,
             parameters: self.state.parameters(),
+            work: Work::Gradient,
             data: &self.data,
             order: &Order::new(0, self.data.samples()),
             batch: StepSamples { step: 1, epoch: 0, first: 0, end: u64::from(shards) },

@@ -198,6 +198,10 @@ impl Data for Digits {
     fn identity(&self) -> String {
         self.train.identity()
     }
+
+    fn held_out(&self) -> Option<&dyn Data<Batch = Rows>> {
+        Some(&self.test)
+    }
 }
 
 fn decode(bytes: &[u8]) -> io::Result<String> {

@@ -8,7 +8,7 @@ mod order;
 mod schedule;
 
 pub use digits::{Digits, Images};
-pub use markov::Markov;
+pub use markov::{Corpus, Markov};
 pub use order::Order;
 pub use schedule::{Schedule, StepSamples};
 
@@ -36,6 +36,11 @@ pub trait Data: Sync {
     /// What the loss is the mean of.
     fn unit(&self) -> Unit {
         Unit { name: "samples", of_a_sample: 1 }
+    }
+
+    /// Samples to evaluate the model on, which are not trained on: none unless told otherwise.
+    fn held_out(&self) -> Option<&dyn Data<Batch = Self::Batch>> {
+        None
     }
 
     /// The mean loss that no model is expected to go below, where that is known.

@@ -10,7 +10,7 @@ use super::TaskError;
 use super::interruption::Interruption;
 use super::thread_pool::ThreadPool;
 use crate::data::{Data, Order, StepSamples};
-use crate::model::{Gradient, Model, add};
+use crate::model::{Gradient, Model, Sums, add};
 use crate::step::Step;
 
 /// What the gradient of a step depends on.
@@ -19,6 +19,8 @@ pub struct GradientTask<'a, M: Model> {
     pub model: &'a M,
     /// Its parameters.
     pub parameters: &'a [f32],
+    /// What is computed of them.
+    pub work: Work,
     /// The samples.
     pub data: &'a dyn Data<Batch = M::Batch>,
     /// Their order.
@@ -33,6 +35,15 @@ pub struct GradientTask<'a, M: Model> {
     pub micro_batch: Option<NonZeroUsize>,
     /// Asked before each piece.
     pub interruption: &'a Interruption<'a>,
+}
+
+/// What is summed over a step's samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// The loss, and after it the gradient.
+    Gradient,
+    /// The loss, and after it the model's metrics.
+    Evaluation,
 }
 
 /// The threads that compute, each with buffers of its own.
@@ -78,7 +89,7 @@ impl<M: Model> GradientTask<'_, M> {
         pool.each(shares, |((&part, buffers), sum)| *sum = self.sum_of(part, buffers));
 
         if parts.len() > 1 {
-            let piece = pool.piece(self.model.parameters() + 1);
+            let piece = pool.piece(self.length());
             let mut cut: Vec<_> = sums.iter_mut().map(|sum| sum.chunks_mut(piece)).collect();
             let mut next = || -> Vec<&mut [f32]> { cut.iter_mut().filter_map(Iterator::next).collect() };
             let pieces = std::iter::from_fn(|| Some(next()).filter(|sums| !sums.is_empty())).collect();
@@ -145,7 +156,7 @@ impl<M: Model> GradientTask<'_, M> {
         }
     }
 
-    /// Writes the loss and the gradient of samples that are computed at once. Whether it could, which it says, the
+    /// Writes what is summed of samples that are computed at once. Whether it could, which it says, the
     /// [`Interruption`] knows too.
     fn piece(
         &self,
@@ -159,9 +170,25 @@ impl<M: Model> GradientTask<'_, M> {
         let (loss, numbers) = sum.split_at_mut(1);
         let mut compute = || -> Result<f32, TaskError> {
             self.data.read(samples, &step, batch)?;
-            let gradient = &mut Gradient::new(numbers, done);
-            let computed = self.model.gradient(&step, self.parameters, batch, replica, gradient);
-            computed.map_err(TaskError::model(format!("compute the gradient of step {}", step.number())))
+            match self.work {
+                Work::Gradient => {
+                    let gradient = &mut Gradient::new(numbers, done);
+                    let computed = self.model.gradient(&step, self.parameters, batch, replica, gradient);
+                    computed.map_err(TaskError::model(format!("compute the gradient of step {}", step.number())))
+                }
+                Work::Evaluation => {
+                    let what = format!("evaluate step {}", step.number());
+                    let computed = self.model.evaluate(&step, self.parameters, batch, replica);
+                    let computed = computed.and_then(|Sums { loss, metrics }| {
+                        if metrics.len() != numbers.len() {
+                            Err(format!("it has {} metrics, and sums {}", numbers.len(), metrics.len()))?;
+                        }
+                        numbers.copy_from_slice(&metrics);
+                        Ok(loss)
+                    });
+                    computed.map_err(TaskError::model(what))
+                }
+            }
         };
         let computed = compute();
         loss[0] = *computed.as_ref().unwrap_or(&0.0);
@@ -170,14 +197,25 @@ impl<M: Model> GradientTask<'_, M> {
 
     /// The step that has this batch, as these of its samples see it.
     pub(crate) fn step_of<'s>(&self, batch: StepSamples, samples: &'s [u64]) -> Step<'s> {
-        Step::new(self.order.seed(), batch.step, batch.epoch, samples)
+        match self.work {
+            Work::Gradient => Step::new(self.order.seed(), batch.step, batch.epoch, samples),
+            Work::Evaluation => Step::evaluation(self.order.seed(), batch.step, batch.epoch, samples),
+        }
     }
 
-    /// For a loss and a gradient.
+    /// For a sum.
     fn room(&self, buffers: &mut ThreadBuffers<M>) -> Vec<f32> {
         let mut room = buffers.spare.pop().unwrap_or_default();
-        room.resize(self.model.parameters() + 1, 0.0);
+        room.resize(self.length(), 0.0);
         room
+    }
+
+    /// How many numbers are summed.
+    pub(crate) fn length(&self) -> usize {
+        match self.work {
+            Work::Gradient => self.model.parameters() + 1,
+            Work::Evaluation => self.model.metrics().len() + 1,
+        }
     }
 
     /// As [`sum_under`](Self::sum_under) of a node with these [parts](parts_of), but handed out in pieces of `size`
@@ -375,6 +413,7 @@ mod tests {
             let task = GradientTask {
                 model: &model,
                 parameters: &[],
+                work: Work::Gradient,
                 data: &Samples,
                 order: &order,
                 batch: StepSamples { step: 81, epoch: 2, first: 0, end: 39 },

@@ -75,6 +75,10 @@ pub(crate) trait Engine<M: Model> {
     /// [`advance`](Self::advance).
     fn reduce(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError>;
 
+    /// Sums an evaluation over all its shards, in the order of the tree: the loss, and the metrics that it has on this
+    /// kind of engine.
+    fn evaluate(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Evaluated, EngineError>;
+
     /// Does the step whose gradient was summed. One that is not finite changes nothing.
     fn advance(&mut self, state: &mut State, along: &Advance<'_>) -> Result<(), EngineError>;
 
@@ -112,6 +116,14 @@ pub(crate) struct Ranks<'a> {
 pub(crate) struct Reduced {
     /// The loss, summed over all samples.
     pub(crate) loss: f32,
+    /// Each bit that any rank has set.
+    pub(crate) votes: u32,
+}
+
+/// What all ranks know of a part of an evaluation.
+pub(crate) struct Evaluated {
+    /// The loss, and after it the metrics.
+    pub(crate) sums: Vec<f32>,
     /// Each bit that any rank has set.
     pub(crate) votes: u32,
 }

@@ -67,6 +67,26 @@ pub trait Model: Sync {
         gradient: &mut Gradient<'_>,
     ) -> Result<f32>;
 
+    /// Names of what [`evaluate`](Model::evaluate) sums besides the loss, such as `accuracy`.
+    fn metrics(&self) -> &[&'static str] {
+        &[]
+    }
+
+    /// How well the parameters do on a batch of held-out samples. Unless told otherwise, it computes the gradient for
+    /// its loss alone; then [`Step::trains`] is false, and a model with dropout leaves it out.
+    fn evaluate(
+        &self,
+        step: &Step<'_>,
+        parameters: &[f32],
+        batch: &Self::Batch,
+        replica: &mut Self::Replica,
+    ) -> Result<Sums> {
+        let mut unused = vec![0.0; self.parameters()];
+        let mut ignored = |_: &[f32]| ();
+        let gradient = &mut Gradient::new(&mut unused, &mut ignored);
+        Ok(Sums { loss: self.gradient(step, parameters, batch, replica, gradient)?, metrics: Vec::new() })
+    }
+
     /// The same on a GPU, for a model that can compute there; others compute on CPUs alone. Its results differ from
     /// those of [`gradient`] only by rounding.
     ///
@@ -125,6 +145,16 @@ impl DerefMut for Gradient<'_> {
     fn deref_mut(&mut self) -> &mut [f32] {
         self.numbers
     }
+}
+
+/// What an evaluation sums over the samples of a batch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sums {
+    /// The loss.
+    pub loss: f32,
+    /// One number for each of the model's [`metrics`](Model::metrics). As the loss, it is divided by the number of
+    /// [units](crate::data::Unit) in the samples.
+    pub metrics: Vec<f32>,
 }
 
 /// Why a model cannot compute on a GPU, in words.

@@ -120,6 +120,9 @@ pub struct Settings {
     /// Also keep for good the first checkpoint of every STEPS steps
     #[arg(long, value_name = "STEPS")]
     pub keep_every: Option<NonZeroU64>,
+    /// Evaluate the model on held-out samples after every STEPS steps and after the last, on all workers [default: never]
+    #[arg(long, value_name = "STEPS")]
+    pub eval_every: Option<NonZeroU64>,
     /// Append a line of JSON for each step and each committed checkpoint to this file (rank 0)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

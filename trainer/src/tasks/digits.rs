@@ -63,7 +63,7 @@ pub fn count_correct(model: &Mlp, digits: &Digits, parameters: &[f32]) -> (u64, 
     let test = &digits.test;
     let mut batch = Rows::default();
     test.fill(&(0..test.samples()).collect::<Vec<_>>(), &mut batch);
-    let predicted = model.predict(parameters, &batch);
+    let predicted = model.predict(parameters, &batch, &mut Default::default());
     let correct = predicted.iter().zip(&batch.labels).filter(|(predicted, label)| predicted == label).count();
     (correct as u64, test.samples())
 }

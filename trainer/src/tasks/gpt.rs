@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use tracing::info;
 
 use crate::data::Data;
-use crate::data::markov::{FOLLOWERS, Markov};
+use crate::data::markov::{Corpus, FOLLOWERS, Markov};
 use crate::error::Result;
 use crate::model::Gpt;
 use crate::model::gpt::{Size, Tokens};
@@ -94,21 +94,15 @@ impl Flags {
         size.refusal().map_or(Ok(size), |reason| Err(SizeError(reason)))
     }
 
-    /// Windows that the result is judged by.
-    fn held_out(&self, size: Size) -> u64 {
-        self.held_out.unwrap_or(HELD_OUT.div_ceil(size.context) as u64)
-    }
-
     /// The mean loss of a token in windows that were not trained on, and the number of these windows.
-    pub fn held_out_loss(&self, model: &Gpt, corpus: &Markov, parameters: &[f32]) -> (f64, u64) {
-        let (context, windows) = (model.size().context, self.held_out(model.size()));
-        let held_out = corpus.held_out(windows);
+    pub fn held_out_loss(model: &Gpt, corpus: &Corpus, parameters: &[f32]) -> (f64, u64) {
+        let (context, windows) = (model.size().context, corpus.held_out.samples());
         let (numbers, mut batch, mut room) = ((0..windows).collect::<Vec<_>>(), Tokens::default(), Default::default());
         let (begun, mut loss) = (Instant::now(), 0.0);
         let pieces = numbers.chunks((JUDGED / context).max(1));
         let others = pieces.len().saturating_sub(1);
         for (number, piece) in pieces.enumerate() {
-            held_out.fill(piece, &mut batch);
+            corpus.held_out.fill(piece, &mut batch);
             loss += f64::from(model.loss(parameters, &batch, &mut room));
             let left = begun.elapsed() * others as u32;
             if number == 0 && left > LONG {
@@ -121,23 +115,24 @@ impl Flags {
 
 impl Task for Flags {
     type Model = Gpt;
-    type Data = Markov;
+    type Data = Corpus;
 
     fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    fn make(&self) -> Result<(Gpt, Markov)> {
+    fn make(&self) -> Result<(Gpt, Corpus)> {
         let size = self.size()?;
-        let corpus = Markov::new(size.vocabulary, size.context, self.windows.get(), self.corpus_seed);
-        Ok((Gpt::new(size), corpus))
+        let train = Markov::new(size.vocabulary, size.context, self.windows.get(), self.corpus_seed);
+        let held_out = train.held_out(self.held_out.unwrap_or(HELD_OUT.div_ceil(size.context) as u64));
+        Ok((Gpt::new(size), Corpus { train, held_out }))
     }
 
-    fn judge(&self, model: &Gpt, corpus: &Markov, parameters: &[f32]) -> Option<String> {
+    fn judge(&self, model: &Gpt, corpus: &Corpus, parameters: &[f32]) -> Option<String> {
         if self.held_out == Some(0) {
             return Some("the result is not judged (--held-out 0)".to_owned());
         }
-        let (loss, windows) = self.held_out_loss(model, corpus, parameters);
+        let (loss, windows) = Flags::held_out_loss(model, corpus, parameters);
         let reachable = corpus.reachable_loss().unwrap_or_default();
         Some(format!("held-out loss {loss:.4} in {windows} windows ({reachable:.4} is reachable)"))
     }

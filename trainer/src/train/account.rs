@@ -11,6 +11,7 @@ pub(super) struct Account {
     /// Up to here it is known what the time went into.
     mark: Instant,
     steps: Duration,
+    evaluating: Duration,
     saving: Duration,
     changes: Duration,
     rounds: u32,
@@ -21,7 +22,16 @@ pub(super) struct Account {
 impl Account {
     pub(super) fn new(now: Instant) -> Account {
         let none = Duration::ZERO;
-        Account { begun: now, mark: now, steps: none, saving: none, changes: none, rounds: 0, furthest: 0 }
+        Account {
+            begun: now,
+            mark: now,
+            steps: none,
+            evaluating: none,
+            saving: none,
+            changes: none,
+            rounds: 0,
+            furthest: 0,
+        }
     }
 
     /// A round's steps begin.
@@ -44,6 +54,12 @@ impl Account {
         self.furthest = self.furthest.max(step);
     }
 
+    /// The model is evaluated.
+    pub(super) fn evaluated(&mut self, now: Instant) {
+        let since = self.since(now);
+        self.evaluating += since;
+    }
+
     /// Something is saved, or saving has failed.
     pub(super) fn saved(&mut self, now: Instant) {
         let since = self.since(now);
@@ -57,14 +73,16 @@ impl Account {
     /// The share of steps that count in all time, and what took the rest, for people.
     pub(super) fn summary(&self, now: Instant) -> String {
         let all = now.saturating_duration_since(self.begun).as_secs_f64();
-        let [steps, saving, changes] = [self.steps, self.saving, self.changes].map(|time| time.as_secs_f64());
+        let parts = [self.steps, self.evaluating, self.saving, self.changes];
+        let [steps, evaluating, saving, changes] = parts.map(|time| time.as_secs_f64());
         let share = if all > 0.0 { 100.0 * steps / all } else { 0.0 };
         let lost = match self.rounds.saturating_sub(1) {
             0 => "the group did not change".to_owned(),
             1 => format!("{changes:.1} s lost to a change of the group"),
             count => format!("{changes:.1} s lost to {count} changes of the group"),
         };
-        format!("goodput {share:.1} %: {steps:.1} of {all:.1} s in steps, {saving:.1} s saving, {lost}")
+        let evaluating = if evaluating > 0.0 { format!("{evaluating:.1} s evaluating, ") } else { String::new() };
+        format!("goodput {share:.1} %: {steps:.1} of {all:.1} s in steps, {evaluating}{saving:.1} s saving, {lost}")
     }
 }
 

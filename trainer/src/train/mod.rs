@@ -9,6 +9,7 @@
 mod account;
 mod agent_memory;
 mod error;
+mod evaluation;
 mod held;
 mod history;
 mod keeper;
@@ -41,7 +42,7 @@ use crate::checkpoint::Checkpoints;
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::snapshot::{LastStep, Layout};
 use crate::data::{Data, Order, Schedule, StepSamples};
-use crate::engine::gradient::GradientTask;
+use crate::engine::gradient::{GradientTask, Work};
 use crate::engine::interruption::Interruption;
 use crate::engine::state::State;
 use crate::engine::{Advance, EngineError, Ranks, Reduced, Transport};
@@ -76,6 +77,8 @@ pub(crate) struct Trainer<'a, M: Model> {
     keeper: Keeper,
     membership: Membership<'a>,
     history: History<'a>,
+    /// The last step that was evaluated.
+    evaluated: Option<u64>,
 }
 
 /// What is trained: the same in all rounds.
@@ -124,8 +127,11 @@ impl<'a, M: Model> Trainer<'a, M> {
         let entries = State::entries(model.tensors());
         // A model may say of itself what it likes.
         let tensors = crc32c::crc32c(&serde_json::to_vec(&entries).unwrap_or_default());
-        let Settings { epochs, bucket_mb, .. } = settings;
+        let Settings { epochs, bucket_mb, eval_every, .. } = settings;
         let mut shared = format!("{words} --epochs {epochs} --bucket-mb {bucket_mb} (tensors {tensors:08x})");
+        if let Some(steps) = eval_every {
+            shared += &format!(" --eval-every {steps}");
+        }
         if let Some(kind) = engine.kind() {
             shared += &format!(" {kind}");
         }
@@ -138,6 +144,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             keeper: Keeper::new(layout, job, environment, rescue),
             membership,
             history: History::new(settings, Account::new(Instant::now())),
+            evaluated: None,
         }
     }
 
@@ -217,23 +224,24 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.history.record(&Event::Begin { round, step, world_size, pid, collectives, nccl_failures });
         self.history.account.begin(Instant::now());
 
-        while self.held.state.step < total {
+        self.agree_on_evaluated(group)?;
+        loop {
+            let votes = self.evaluate(group, &nodes, out)?;
+            if votes & (QUIESCE | LEAVE) != 0 {
+                self.hear_votes(group, votes, &mut drain_known)?;
+                return Ok(Some(Ended::Quiesced));
+            }
+            if self.held.state.step == total {
+                return Ok(Some(Ended::Finished));
+            }
             self.hear()?;
             if self.membership.stop.interrupts(Instant::now()) {
                 return Err(TrainError::Stopped);
             }
             let Some(Reduced { loss, votes }) = self.reduce(group, &nodes)? else { return Ok(None) };
             let loss = self.advance(&rate, loss)?;
-            // All ranks learn of a drain in the same step. Rank 0 saves then; it will save again if more steps follow.
-            let drains = votes & (DRAIN | LEAVE) != 0 && !std::mem::replace(&mut drain_known, true);
-            if drains {
-                self.membership.draining = true;
-                self.keeper.save_soon();
-            }
             self.keeper.hear_share_votes(votes, self.held.state.step)?;
-            if drains || votes & COMPARE != 0 {
-                self.share(group, self.held.state.step, &vec![true; world_size as usize])?;
-            }
+            self.hear_votes(group, votes, &mut drain_known)?;
             if rank == 0 && progress.is_due() {
                 progress.print(out, self.held.state.step, loss);
             }
@@ -242,7 +250,21 @@ impl<'a, M: Model> Trainer<'a, M> {
                 return Ok(Some(Ended::Quiesced));
             }
         }
-        Ok(Some(Ended::Finished))
+    }
+
+    /// Follows the ranks' votes to save, or to compare what they hold.
+    fn hear_votes(&mut self, group: &mut Group, votes: u32, drain_known: &mut bool) -> Result<(), TrainError> {
+        // All ranks learn of a drain in the same step. Rank 0 saves then; it will save again if more steps follow.
+        let drains = votes & (DRAIN | LEAVE) != 0 && !std::mem::replace(drain_known, true);
+        if drains {
+            self.membership.draining = true;
+            self.keeper.save_soon();
+        }
+        if drains || votes & COMPARE != 0 {
+            let all = vec![true; group.world_size() as usize];
+            self.share(group, self.held.state.step, &all)?;
+        }
+        Ok(())
     }
 
     /// Sums the next step's gradient over the ranks, and copies the state meanwhile where that is due. None where all
@@ -258,6 +280,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let task = GradientTask {
             model: run.model,
             parameters: held.state.parameters(),
+            work: Work::Gradient,
             data: run.data,
             order: &run.order,
             batch: run.schedule.batch_after(held.state.step),
@@ -267,10 +290,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             interruption: &interruption,
         };
         let reduced = keeper::during(copying.as_mut(), &held.state.flat, || {
-            let vote = &mut || {
-                let quiesce = if membership.forming().is_some() { QUIESCE } else { 0 };
-                known | quiesce | if membership.is_to_leave() { LEAVE } else { 0 }
-            };
+            let vote = &mut || known | vote_to_end(membership);
             held.engine.reduce(&task, Ranks { group, nodes, vote })
         });
         keeper.end_copy(copying)?;
@@ -342,7 +362,7 @@ impl<'a, M: Model> Trainer<'a, M> {
 
     /// Waits until the present state is committed.
     fn save_last(&mut self, time: Duration, stop: &Stop) -> Result<(), String> {
-        let Trainer { run, held, keeper, membership, history } = self;
+        let Trainer { run, held, keeper, membership, history, .. } = self;
         held.give().map_err(|error| error.to_string())?;
         let Some(saving) = keeper.saving() else { return Ok(()) };
         let header = held.header(run, &membership.config);
@@ -394,6 +414,12 @@ fn job_of(settings: &Settings, environment: &Environment, job: &str) -> String {
     let folder = settings.checkpoint_dir.as_deref().filter(|_| environment.unnamed);
     let owner = folder.and_then(|folder| Checkpoints::new(Host, folder).owner());
     owner.unwrap_or_else(|| job.to_owned())
+}
+
+/// Whether this rank asks all ranks to end the round.
+fn vote_to_end(membership: &Membership<'_>) -> u32 {
+    let quiesce = if membership.forming().is_some() { QUIESCE } else { 0 };
+    quiesce | if membership.is_to_leave() { LEAVE } else { 0 }
 }
 
 /// Whether this rank asks all ranks to compare their states after the step that follows `done` steps. Rank 0 does so

@@ -27,6 +27,10 @@ impl<'a, M: Model> Ready<'a, M> {
     ) -> Result<Ready<'a, M>, TrainError> {
         settings.beyond().map_or(Ok(()), |said| Err(TrainError::Beyond(said)))?;
         check(model, data).map_err(TrainError::Unusable)?;
+        if settings.eval_every.is_some() && data.held_out().is_none_or(|held_out| held_out.samples() == 0) {
+            let cause = "there are no held-out samples to evaluate it on (--eval-every)";
+            return Err(TrainError::Unusable(cause.to_owned()));
+        }
         let (samples, epochs) = (data.samples(), settings.epochs.get());
         if samples.div_ceil(settings.batch.get()).checked_mul(epochs).is_none() {
             return Err(TrainError::Beyond(format!("--epochs {epochs} of {samples} samples are too many steps")));

@@ -123,7 +123,7 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Makes ready what a rank needs beside its state: rank 0 most of all.
     fn prepare(&mut self, committed: u64) -> Result<(), TrainError> {
-        let Trainer { run, held, keeper, membership, history } = self;
+        let Trainer { run, held, keeper, membership, history, .. } = self;
         keeper.find_memory(run.settings, membership, held)?;
         let GroupConfig { rank, world_size, .. } = membership.config;
         if rank > 0 {

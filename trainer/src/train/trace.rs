@@ -4,6 +4,7 @@
 //! A step that was done again after a failure appears again, in a later round: the last line for a step is the one that
 //! counts. Samples are named by their places in the epoch's order, `first` to `end` (exclusive).
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -54,6 +55,19 @@ pub(crate) enum Event<'a> {
         loss: f32,
         /// Ranks that shared it.
         world_size: u32,
+    },
+    /// The model was evaluated on held-out samples.
+    Evaluated {
+        /// In this round.
+        round: u64,
+        /// Steps done before.
+        step: u64,
+        /// Held-out samples.
+        samples: u64,
+        /// Their mean loss.
+        loss: f64,
+        /// The means of the model's metrics, by name.
+        metrics: BTreeMap<&'a str, f64>,
     },
     /// A checkpoint is the point to resume from.
     Committed {

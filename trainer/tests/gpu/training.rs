@@ -318,3 +318,20 @@ fn a_batch_is_read_while_the_gpu_is_at_the_one_before() {
     let late = logged.lines().filter(|line| line.contains("was not read before it was needed")).count();
     assert_eq!(late, 1, "the first of all: {logged}");
 }
+
+#[test]
+fn an_evaluation_finds_the_hosts_losses_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    for flags in [SHORT.to_owned(), format!("{GPT} --held-out 7")] {
+        let evaluated = |device: &str| {
+            let path = folder.path().join(format!("{device}{}", flags.len()));
+            let printed = printed(&format!("{flags} --eval-every 2 --device {device} --trace {}", path.display()), "");
+            let lines = trace(&path).into_iter().filter(|line| line["event"] == "evaluated");
+            (printed, lines.map(|line| line["loss"].as_f64().unwrap()).collect::<Vec<_>>())
+        };
+        let ((printed_there, gpu), (_, host)) = (evaluated("cuda"), evaluated("cpu"));
+        assert!(gpu.len() > 1 && gpu.len() == host.len(), "{gpu:?} {host:?}");
+        assert!(gpu.iter().zip(&host).all(|(gpu, host)| (gpu - host).abs() < 1e-4 * host), "{gpu:?} {host:?}");
+        assert_eq!(checksum(&printed_there), checksum(&printed(&format!("{flags} --device cuda"), "")));
+    }
+}

@@ -4,6 +4,7 @@
 
 mod agent;
 mod command;
+mod evaluation;
 mod example;
 mod gpt;
 mod leaving;

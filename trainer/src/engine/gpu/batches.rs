@@ -7,7 +7,7 @@ use elastic_collective::tree::Node;
 use tracing::debug;
 
 use crate::data::{SampleError, StepSamples};
-use crate::engine::gradient::GradientTask;
+use crate::engine::gradient::{GradientTask, Work};
 use crate::model::Model;
 
 /// The batch that is computed, and the one after it.
@@ -24,8 +24,16 @@ pub(super) struct Batches<B> {
 /// Samples that are computed at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Piece {
+    work: Work,
     batch: StepSamples,
     samples: Vec<u64>,
+}
+
+impl Piece {
+    /// Whether it is these samples of a task.
+    fn is_of<M: Model>(&self, task: &GradientTask<'_, M>, samples: &[u64]) -> bool {
+        (self.work, self.batch, &self.samples[..]) == (task.work, task.batch, samples)
+    }
 }
 
 impl<B> Batches<B> {
@@ -37,7 +45,7 @@ impl<B> Batches<B> {
         let mut samples = Vec::new();
         let mut pieces_of = |batch: StepSamples, shard| {
             task.samples_at(batch, shard, &mut samples);
-            let piece = |samples: &[u64]| Piece { batch, samples: samples.to_vec() };
+            let piece = |samples: &[u64]| Piece { work: task.work, batch, samples: samples.to_vec() };
             samples.chunks(task.largest_piece()).map(piece).collect::<Vec<_>>()
         };
         self.upcoming.extend(shards().flat_map(|shard| pieces_of(task.batch, shard)));
@@ -51,7 +59,7 @@ impl<B> Batches<B> {
         task: &GradientTask<'_, M>,
         samples: &[u64],
     ) -> Result<&B, SampleError> {
-        if self.read.take().is_some_and(|read| read.batch == task.batch && read.samples == samples) {
+        if self.read.take().is_some_and(|read| read.is_of(task, samples)) {
             std::mem::swap(&mut self.now, &mut self.next);
         } else {
             debug!("a batch of {} samples was not read before it was needed", samples.len());
@@ -66,8 +74,7 @@ impl<B> Batches<B> {
         task: &GradientTask<'_, M>,
         samples: &[u64],
     ) -> Option<&B> {
-        let is_now = |piece: &Piece| piece.batch == task.batch && piece.samples == samples;
-        while self.upcoming.pop_front().is_some_and(|piece| !is_now(&piece)) {}
+        while self.upcoming.pop_front().is_some_and(|piece| !piece.is_of(task, samples)) {}
         let next = self.upcoming.front()?;
         task.data.read(&next.samples, &task.step_of(next.batch, &next.samples), &mut self.next).ok()?;
         self.read = Some(next.clone());
@@ -148,6 +155,7 @@ mod tests {
             let task = GradientTask {
                 model: &Nothing,
                 parameters: &[],
+                work: Work::Gradient,
                 data: &data,
                 order: &order,
                 batch: step(number),

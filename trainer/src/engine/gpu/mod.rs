@@ -14,7 +14,7 @@ use tracing::info;
 use super::gradient::GradientTask;
 use super::nccl::Nccl;
 use super::state::State;
-use super::{Advance, DeviceError, Engine, EngineError, Ranks, Reduced, TaskError, Transport};
+use super::{Advance, DeviceError, Engine, EngineError, Evaluated, Ranks, Reduced, TaskError, Transport};
 use crate::model::clip::bounded;
 use crate::model::{Model, first_not_finite};
 use crate::settings::device::Precision;
@@ -181,6 +181,19 @@ impl<'a, M: Model> OnGpu<'a, M> {
         Ok(sum)
     }
 
+    /// The summed loss of the shards under `node`.
+    fn loss_under(&mut self, task: &GradientTask<'_, M>, node: Node) -> Result<[f32; 1], EngineError> {
+        if let Some((left, right)) = node.children() {
+            let ([left], [right]) = (self.loss_under(task, left)?, self.loss_under(task, right)?);
+            return Ok([left + right]);
+        }
+        let sum = self.leaf(task, node.first)?;
+        let mut loss = [0.0];
+        self.gpu.download(&sum.slice(sum.len() - 1..), &mut loss)?;
+        self.spare.push(sum);
+        Ok(loss)
+    }
+
     /// For a gradient and its loss.
     fn room(&mut self) -> Result<CudaSlice<f32>, CudaError> {
         self.spare.pop().map_or_else(|| self.gpu.zeros(self.sum.len()), Ok)
@@ -274,6 +287,21 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         let mut loss = [0.0];
         self.gpu.download(&self.sum.slice(self.sum.len() - 1..), &mut loss)?;
         Ok(Reduced { loss: loss[0], votes })
+    }
+
+    /// A GPU has a pass for gradients alone: the loss is what is kept of it.
+    fn evaluate(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Evaluated, EngineError> {
+        let Ranks { group, nodes, vote } = ranks;
+        self.passes.batches.expect(task, nodes);
+        let parts = nodes.iter().map(|&node| self.loss_under(task, node)).collect::<Result<Vec<_>, _>>()?;
+        let mut parts = parts.into_iter();
+        let mut sums = parts.next().unwrap_or_default();
+        let mut votes = vote();
+        if group.world_size() > 1 {
+            let rest: Vec<&[f32]> = parts.as_slice().iter().map(|part| &part[..]).collect();
+            votes = group.ordered_sum(task.shards, &rest, &mut sums, votes)?;
+        }
+        Ok(Evaluated { sums: sums.to_vec(), votes })
     }
 
     fn advance(&mut self, state: &mut State, along: &Advance<'_>) -> Result<(), EngineError> {

@@ -6,7 +6,7 @@ use elastic_collective::SumOrder;
 
 use super::gradient::{GradientTask, GradientThreads};
 use super::state::State;
-use super::{Advance, Engine, EngineError, Ranks, Reduced, TaskError};
+use super::{Advance, Engine, EngineError, Evaluated, Ranks, Reduced, TaskError};
 use crate::model::clip::clipped;
 use crate::model::{Model, first_not_finite};
 use crate::settings::Settings;
@@ -65,6 +65,21 @@ impl<M: Model> Engine<M> for OnHost<M> {
             }
         };
         Ok(Reduced { loss: self.sum[0], votes })
+    }
+
+    fn evaluate(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Evaluated, EngineError> {
+        let Ranks { group, nodes, vote } = ranks;
+        let mut parts: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.threads)).collect();
+        task.interruption.result()?;
+        // A rank without nodes has room for the sum.
+        let mut sums = if parts.is_empty() { vec![0.0; task.length()] } else { parts.remove(0) };
+        let mut votes = vote();
+        if group.world_size() > 1 {
+            let rest: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
+            votes = group.ordered_sum(task.shards, &rest, &mut sums, votes)?;
+        }
+        parts.into_iter().for_each(|part| self.threads.recycle(part));
+        Ok(Evaluated { sums, votes })
     }
 
     fn advance(&mut self, state: &mut State, along: &Advance<'_>) -> Result<(), EngineError> {

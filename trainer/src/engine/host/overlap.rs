@@ -129,6 +129,7 @@ mod tests {
     use super::*;
     use crate::Step;
     use crate::data::{Data, Order, SampleError, StepSamples};
+    use crate::engine::gradient::Work;
     use crate::engine::interruption::Interruption;
     use crate::engine::{Engine, Reduced};
     use crate::model::{Gradient, Tensor};
@@ -258,6 +259,7 @@ mod tests {
             let task = GradientTask {
                 model,
                 parameters: &[],
+                work: Work::Gradient,
                 data,
                 order: &order,
                 batch,

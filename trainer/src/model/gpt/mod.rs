@@ -12,7 +12,7 @@ use std::ops::Range;
 pub use pass::{Tokens, Workspace};
 
 use super::affine::{Affine, TensorLayout};
-use super::{Gradient, Model, Tensor};
+use super::{Gradient, Model, Sums, Tensor};
 use crate::{Result, Step, random};
 
 /// How large the network is.
@@ -154,6 +154,10 @@ impl Model for Gpt {
         gradient: &mut Gradient<'_>,
     ) -> Result<f32> {
         Ok(self.pass(parameters, batch, workspace, gradient.numbers, gradient.done))
+    }
+
+    fn evaluate(&self, _: &Step<'_>, parameters: &[f32], batch: &Tokens, workspace: &mut Workspace) -> Result<Sums> {
+        Ok(Sums { loss: self.loss(parameters, batch, workspace), metrics: Vec::new() })
     }
 
     /// A model whose heads are too wide for the kernels is computed on CPUs.

@@ -5,7 +5,7 @@
 mod gpu;
 
 use super::affine::{Affine, TensorLayout};
-use super::{Gradient, Model, Tensor};
+use super::{Gradient, Model, Sums, Tensor};
 use crate::{Result, Step, random};
 
 /// A network's shape. Its parameters live in a flat slice that the caller keeps.
@@ -50,14 +50,13 @@ impl Mlp {
     }
 
     /// The most likely class of each sample. The batch has as many samples as labels.
-    pub fn predict(&self, parameters: &[f32], batch: &Rows) -> Vec<u8> {
+    pub fn predict(&self, parameters: &[f32], batch: &Rows, workspace: &mut Workspace) -> Vec<u8> {
         if batch.labels.is_empty() {
             return Vec::new();
         }
-        let mut outputs = Vec::new();
-        self.forward(parameters, batch, &mut outputs);
+        self.forward(parameters, batch, &mut workspace.outputs);
         let classes = self.sizes[self.sizes.len() - 1];
-        let scores = &outputs[self.sizes.len() - 2];
+        let scores = &workspace.outputs[self.sizes.len() - 2];
         let best = |row: &[f32]| (0..classes).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
         scores.chunks_exact(classes).map(|row| best(row) as u8).collect()
     }
@@ -155,6 +154,18 @@ impl Model for Mlp {
         gradient: &mut Gradient<'_>,
     ) -> Result<f32> {
         Ok(self.pass(parameters, batch, workspace, gradient.numbers, gradient.done))
+    }
+
+    fn metrics(&self) -> &[&'static str] {
+        &["accuracy"]
+    }
+
+    fn evaluate(&self, _: &Step<'_>, parameters: &[f32], batch: &Rows, workspace: &mut Workspace) -> Result<Sums> {
+        let predicted = self.predict(parameters, batch, workspace);
+        let right = predicted.iter().zip(&batch.labels).filter(|(predicted, label)| predicted == label).count();
+        let Workspace { outputs, slope, .. } = workspace;
+        slope.clone_from(&outputs[self.layers.len() - 1]);
+        Ok(Sums { loss: softmax_slope(slope, &batch.labels), metrics: vec![right as f32] })
     }
 
     #[cfg(feature = "cuda")]
