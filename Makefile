@@ -51,7 +51,7 @@ SIZES ?=
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-etcd test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-recoveries bench-torchft campaign soak fuzz chaos simulate model
+.PHONY: help demo quick test test-etcd test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks example-candle gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-recoveries bench-torchft campaign soak fuzz chaos simulate model
 
 help: ## Lists these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,6 +105,11 @@ test-frameworks: ## Installs Transformers, Lightning, Accelerate and torchvision
 	@$(STEP) frameworks scripts/beside-torch.sh frameworks
 	@$(STEP) build cargo build --locked --workspace --bins --tests
 	@$(STEP) tests env ELASTIC_REQUIRE_FRAMEWORKS=1 $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) & test(/^frameworks::/)'
+
+example-candle: ## Builds examples/candle, a model of candle's, and trains it on one to three workers, one of them killed
+	@$(STEP) setup scripts/setup.sh demo
+	@$(STEP) agent cargo build --locked --package elastic-agent --bins
+	@$(STEP) candle env ELASTIC_AGENT=$(TARGET)/debug/elastic-agent cargo test --locked --manifest-path examples/candle/Cargo.toml --target-dir $(TARGET)/candle
 
 gpu: ## Tests the kernels on this machine's GPU, times snapshots, and compares the trainer with the PyTorch of ELASTIC_TORCH_PYTHON
 	@scripts/gpu.sh
