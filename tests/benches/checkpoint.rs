@@ -126,7 +126,7 @@ struct Training {
 impl Training {
     fn new() -> Training {
         let model = Mlp::new(&[2048, 2816, 1024, 10]);
-        let mut flat = model.init(1).expect("first parameters");
+        let mut flat = vec![1e-2; model.parameters()];
         let gradient = vec![1e-3; flat.len()];
         flat.resize(3 * gradient.len(), 0.0);
         let entries = elastic_trainer::engine::state::State::entries(model.tensors());
