@@ -18,7 +18,7 @@ fn the_ranks_of_a_replica_come_to_one_decision() {
 #[test]
 fn the_ranks_of_a_replica_divide_layers_and_copies() {
     let Some(torch) = Torch::find() else { return };
-    for way in ["tensor", "both", "copies"] {
+    for way in ["tensor", "both", "copies", "pipeline"] {
         meet_without_agents(&torch, "divides_replicas.py", &[way]);
     }
 }
@@ -33,6 +33,12 @@ async fn a_replica_dies_as_one_and_the_others_keep_their_processes() {
 #[ignore = "a minute: `make chaos` runs it"]
 async fn a_replica_of_shards_and_parts_of_layers_dies_as_one_too() {
     die_as_one(4, &["sharded", "tensor"]).await;
+}
+
+#[tokio::test]
+#[ignore = "half a minute: `make chaos` runs it"]
+async fn a_replica_of_the_stages_of_a_pipeline_dies_as_one_too() {
+    die_as_one(2, &["pipeline"]).await;
 }
 
 async fn die_as_one(workers: u64, words: &[&str]) {
@@ -86,12 +92,19 @@ async fn die_as_one(workers: u64, words: &[&str]) {
 #[tokio::test]
 #[ignore = "half a minute: `make chaos` runs it"]
 async fn replicas_continue_from_the_agents_memory_when_all_die_and_from_disk_when_all_leave() {
+    continue_from_memory_and_disk("sharded").await;
+}
+
+#[tokio::test]
+#[ignore = "half a minute: `make chaos` runs it"]
+async fn pipelines_continue_from_the_agents_memory_when_all_die_and_from_disk_when_all_leave() {
+    continue_from_memory_and_disk("pipeline").await;
+}
+
+async fn continue_from_memory_and_disk(word: &str) {
     let Some(torch) = Torch::find() else { return };
-    let job = Job::on_etcd("2").await.flag("--nproc-per-node=2").flag("--max-restarts=1").script(
-        &torch,
-        SCRIPT,
-        &["sharded"],
-    );
+    let job = Job::on_etcd("2").await.flag("--nproc-per-node=2").flag("--max-restarts=1");
+    let job = job.script(&torch, SCRIPT, &[word]);
     job.write("snapshots", "");
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
