@@ -53,13 +53,24 @@ def loss_of(found, labels, reduction="sum"):
 
 def train(model, broken=lambda session: False, counted=True, schedule=None, **settings):
     """Two epochs, whose last step has fewer samples than ranks that read. Returns the samples that this rank has used,
-    by steps."""
+    by steps, the norms of gradients, and the sum of losses in the end."""
     pixels = torch.linspace(-1, 1, SAMPLES * SEQUENCE * 5, dtype=torch.float64).reshape(SAMPLES, SEQUENCE, 5).sin()
     dataset = TensorDataset(pixels, torch.arange(SAMPLES) % 3, torch.arange(SAMPLES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     sampler = elastic.ElasticBatchSampler(dataset, global_batch=BATCH, micro_batch=2, seed=3)
     used, norms = {}, []
-    with elastic.Session(model, optimizer, sampler, **settings) as session:
+
+    def passes(run, inputs, **target):
+        return run(*[inputs] * schedule._stage.is_first, **target)
+
+    def measure(batch):
+        found = passes(schedule.eval, batch[0], target=batch[1]) if schedule else model(batch[0])
+        return 0.0 if found is None else loss_of(found, batch[1])
+
+    session = elastic.Session(model, optimizer, sampler, **settings)
+    if schedule:
+        session.warm_up(lambda: passes(schedule.step, dataset[:2][0], target=dataset[:2][1]))
+    with session:
         for inputs, labels, places in session.steps(DataLoader(dataset, batch_sampler=sampler), epochs=2):
             if session._step.done == 0:
                 used[session.step_number] = []
@@ -70,15 +81,16 @@ def train(model, broken=lambda session: False, counted=True, schedule=None, **se
             if schedule:
                 assert len(labels) == 2, labels
                 with session.backward_pass(count=len(labels)):
-                    schedule.step(*[inputs] * schedule._stage.is_first, target=labels)
+                    passes(schedule.step, inputs, target=labels)
             else:
                 loss = loss_of(model(inputs), labels, reduction="sum" if counted else "mean")
                 session.backward(loss, count=len(labels) if counted else None)
             norm = session.clip(0.2)
             if session.step():
                 norms.append(float(norm))
+        measured = session.evaluate(DataLoader(dataset, batch_size=2), measure)
     assert len(norms) == 10, norms
-    return used, norms
+    return used, norms, float(measured)
 
 
 def divided(way, seed):
@@ -115,13 +127,14 @@ def of_all_stages(about, parameters, state):
     return [*found[0], *found[1]]
 
 
-def as_on_one_rank(parameters, norms, kept):
+def as_on_one_rank(parameters, norms, measured, kept):
     """After this there is no mesh."""
     ranks.alone()
     torch.distributed.destroy_process_group()
     replicas._mesh = None
     whole = built(seed=0)
-    _, of_whole = train(whole, counted=False)
+    _, of_whole, of_samples = train(whole, counted=False)
+    assert abs(measured - of_samples) < 1e-8 * of_samples, (measured, of_samples)
     assert torch.allclose(torch.tensor(norms), torch.tensor(of_whole), rtol=1e-8), (norms, of_whole)
     assert len(parameters) == len(list(whole.parameters()))
     for one, (name, other) in zip(parameters, whole.named_parameters()):
@@ -152,13 +165,15 @@ def rank(port, way, folder, number):
             return True
         return False
 
-    used, norms = train(model, breaks, schedule=schedule, checkpoint_dir=folder)
+    used, norms, measured = train(model, breaks, schedule=schedule, checkpoint_dir=folder)
     assert agent.place["round"] == 2, agent.place
     parameters = [one.detach().full_tensor() if boxes.is_sharded(one) else one.detach() for one in model.parameters()]
 
     # Ranks that hold parts of one layer have used the same samples, and all others have used each once
     replica, told = Replica(model), [None] * size
-    torch.distributed.all_gather_object(told, used)
+    torch.distributed.all_gather_object(told, (used, measured))
+    # Of a pipeline the last stage has it
+    measured, told = told[-1][1], [one for one, _ in told]
     same = dimensions.get("tensor", 1) * dimensions.get("pipeline", 1)
     assert all(told[at] == told[at // same * same] for at in range(size)), told
     assert replica.readers == size // same
@@ -193,7 +208,7 @@ def rank(port, way, folder, number):
         ranks.refused("pipeline", lambda: elastic.Session(model, None, None))
 
     if number == 0:
-        as_on_one_rank(parameters, norms, None if way == "pipeline" else checkpoints.read(about)["model"])
+        as_on_one_rank(parameters, norms, measured, None if way == "pipeline" else checkpoints.read(about)["model"])
     os._exit(0)
 
 

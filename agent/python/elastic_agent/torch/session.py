@@ -176,7 +176,7 @@ class Session(Asking):
     def warm_up(self, loss: Callable[[], torch.Tensor]) -> None:
         """Before the `with`: computes a loss and its gradient, as a step will, while no other rank waits for this one.
         So `torch.compile` compiles, and CUDA starts. Buffers and random numbers are then as before, and no gradient is
-        left.
+        left. For a pipeline the function does a step of the schedule.
 
         ::
 
