@@ -31,7 +31,8 @@ if "sharded" in sys.argv[1:]:
 elif "pipeline" in sys.argv[1:]:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-    nodes, mesh = 1, elastic.replica_mesh(1, pipeline=2)
+    nodes = 2 if "across" in sys.argv[1:] else 1
+    mesh = elastic.replica_mesh(nodes, pipeline=2)
 else:
     nodes = 1
     elastic_agent.ready()

@@ -144,11 +144,21 @@ async fn continue_from_memory_and_disk(word: &str) {
 #[tokio::test]
 #[ignore = "half a minute: `make chaos` runs it"]
 async fn a_replica_of_two_nodes_takes_a_spare_for_a_lost_one_and_the_other_keeps_its_processes() {
+    take_a_spare("sharded").await;
+}
+
+#[tokio::test]
+#[ignore = "half a minute: `make chaos` runs it"]
+async fn a_pipeline_over_two_nodes_takes_a_spare_for_a_lost_one_too() {
+    take_a_spare("pipeline").await;
+}
+
+async fn take_a_spare(word: &str) {
     let Some(torch) = Torch::find() else { return };
     let job = Job::on_etcd("2:4").await.flag("--replica-nodes=2").flag("--max-restarts=0").flag("--warm-up=120");
     // All four are in the first round, and no process is stopped while others import.
     let job = job.conf("last_call_timeout", "60s").flag("--shutdown-timeout=20");
-    let job = job.script(&torch, SCRIPT, &["sharded", "across"]);
+    let job = job.script(&torch, SCRIPT, &[word, "across"]);
     let names = ["a", "b", "c", "d"];
     let mut agents: Vec<Agent> = job.start_all(names).into();
     let first = works(&job, "applied", 1, 4).await;
