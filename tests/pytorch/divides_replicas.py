@@ -1,7 +1,8 @@
 """Two replicas of a small model are trained in a Session, whose ranks divide it along several dimensions: `tensor` has
-two parts of each layer, `both` two shards of these, and `copies` two copies of two shards. A sum is broken on one rank
-alone. In the end parameters and checkpoint are those of a training on one rank, without a mesh."""
+two parts of each layer, `both` two shards of these, `copies` two copies of two shards, and `pipeline` two stages. A sum
+is broken on one rank alone. In the end parameters and checkpoint are those of a training on one rank, without a mesh."""
 
+import functools
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import tempfile
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,10 +21,18 @@ import elastic_agent.torch as elastic
 import ranks
 from elastic_agent import worker
 from elastic_agent.torch import boxes, checkpoints
+from elastic_agent.torch import replica as replicas
 from elastic_agent.torch.replica import Replica, shape_of
 
-WAYS = {"tensor": (2, {"tensor": 2}), "both": (4, {"tensor": 2}), "copies": (4, {"replicate": 2})}
-SAMPLES, BATCH, SEQUENCE = 43, 10, 4
+WAYS = {
+    "tensor": (2, {"tensor": 2}),
+    "both": (4, {"tensor": 2}),
+    "copies": (4, {"replicate": 2}),
+    "pipeline": (2, {"pipeline": 2}),
+}
+BATCH, SEQUENCE = 10, 4
+# The batches of a pipeline have one size.
+SAMPLES = 42 if "pipeline" in sys.argv else 43
 # Along the sequence the ranks of "tensor" share the normalization: each has a part of its gradient.
 PLAN = {
     "0": ColwiseParallel(output_layouts=Shard(1)),
@@ -37,15 +47,30 @@ def built(seed):
     return torch.nn.Sequential(*parts).double()
 
 
-def train(model, broken=lambda session: False, counted=True, **settings):
+def loss_of(found, labels, reduction="sum"):
+    return torch.nn.functional.cross_entropy(found.mean(1), labels, reduction=reduction)
+
+
+def train(model, broken=lambda session: False, counted=True, schedule=None, **settings):
     """Two epochs, whose last step has fewer samples than ranks that read. Returns the samples that this rank has used,
-    by steps."""
+    by steps, the norms of gradients, and the sum of losses in the end."""
     pixels = torch.linspace(-1, 1, SAMPLES * SEQUENCE * 5, dtype=torch.float64).reshape(SAMPLES, SEQUENCE, 5).sin()
     dataset = TensorDataset(pixels, torch.arange(SAMPLES) % 3, torch.arange(SAMPLES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     sampler = elastic.ElasticBatchSampler(dataset, global_batch=BATCH, micro_batch=2, seed=3)
     used, norms = {}, []
-    with elastic.Session(model, optimizer, sampler, **settings) as session:
+
+    def passes(run, inputs, **target):
+        return run(*[inputs] * schedule._stage.is_first, **target)
+
+    def measure(batch):
+        found = passes(schedule.eval, batch[0], target=batch[1]) if schedule else model(batch[0])
+        return 0.0 if found is None else loss_of(found, batch[1])
+
+    session = elastic.Session(model, optimizer, sampler, **settings)
+    if schedule:
+        session.warm_up(lambda: passes(schedule.step, dataset[:2][0], target=dataset[:2][1]))
+    with session:
         for inputs, labels, places in session.steps(DataLoader(dataset, batch_sampler=sampler), epochs=2):
             if session._step.done == 0:
                 used[session.step_number] = []
@@ -53,20 +78,28 @@ def train(model, broken=lambda session: False, counted=True, **settings):
                 used[session.step_number] += places.tolist()
             if broken(session):
                 session._members.group.cut()
-            found = model(inputs).mean(1)
-            loss = torch.nn.functional.cross_entropy(found, labels, reduction="sum" if counted else "mean")
-            session.backward(loss, count=len(labels) if counted else None)
+            if schedule:
+                assert len(labels) == 2, labels
+                with session.backward_pass(count=len(labels)):
+                    passes(schedule.step, inputs, target=labels)
+            else:
+                loss = loss_of(model(inputs), labels, reduction="sum" if counted else "mean")
+                session.backward(loss, count=len(labels) if counted else None)
             norm = session.clip(0.2)
             if session.step():
                 norms.append(float(norm))
+        measured = session.evaluate(DataLoader(dataset, batch_size=2), measure)
     assert len(norms) == 10, norms
-    return used, norms
+    return used, norms, float(measured)
 
 
 def divided(way, seed):
     size, dimensions = WAYS[way]
     mesh = elastic.replica_mesh(1, **dimensions)
     model = built(seed)
+    if "pipeline" in dimensions:
+        # Both stages have the same names for some of their parameters.
+        return torch.nn.Sequential(*(model[3:] if mesh.get_local_rank() else model[:3]))
     if "tensor" in dimensions:
         parallelize_module(model, mesh["tensor"], PLAN)
     if size > 2:
@@ -76,6 +109,37 @@ def divided(way, seed):
         ranks.refused("'4.weight' is not sharded over", lambda: elastic.Session(model, None, None))
         fully_shard(model, mesh=shards)
     return model
+
+
+def of_all_stages(about, parameters, state):
+    """The parameters of both stages, whose states of an optimizer have the same names. And what pipelines refuse."""
+    assert len(state) == 4 and state[0]["step"] == 10, state
+    found = [None, None]
+    torch.distributed.all_gather_object(found, parameters)
+    four = boxes.Layout((4,), (3,), (0,), ("pipeline",))
+    ranks.refused("a pipeline of 2 stages, and this job's model has 4", lambda: checkpoints.read(about, four))
+    for length, micro in ((43, 2), (42, 3), (42, 4)):
+        sampler = elastic.ElasticBatchSampler(length, global_batch=BATCH, micro_batch=micro)
+        made = functools.partial(elastic.Session, torch.nn.Linear(2, 2), [], sampler)
+        ranks.refused("all batches of a pipeline have one size", made)
+    synced = torch.nn.Sequential(torch.nn.SyncBatchNorm(2))
+    ranks.refused("is a SyncBatchNorm", lambda: elastic.Session(synced, [], None))
+    return [*found[0], *found[1]]
+
+
+def as_on_one_rank(parameters, norms, measured, kept):
+    """After this there is no mesh."""
+    ranks.alone()
+    torch.distributed.destroy_process_group()
+    replicas._mesh = None
+    whole = built(seed=0)
+    _, of_whole, of_samples = train(whole, counted=False)
+    assert abs(measured - of_samples) < 1e-8 * of_samples, (measured, of_samples)
+    assert torch.allclose(torch.tensor(norms), torch.tensor(of_whole), rtol=1e-8), (norms, of_whole)
+    assert len(parameters) == len(list(whole.parameters()))
+    for one, (name, other) in zip(parameters, whole.named_parameters()):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-12), (name, one, other)
+        assert kept is None or torch.equal(kept[name], one), name
 
 
 def rank(port, way, folder, number):
@@ -89,7 +153,10 @@ def rank(port, way, folder, number):
         json.dumps({"step": step, "path": str(path), "digest": digest})
     )
     worker.training_is_over = lambda *_: None
-    model = divided(way, seed=number // size)
+    model, schedule = divided(way, seed=number // size), None
+    if way == "pipeline":
+        stage = PipelineStage(model, number % size, size, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=loss_of, scale_grads=False)
     broken = []
 
     def breaks(session):
@@ -98,14 +165,16 @@ def rank(port, way, folder, number):
             return True
         return False
 
-    used, norms = train(model, breaks, checkpoint_dir=folder)
+    used, norms, measured = train(model, breaks, schedule=schedule, checkpoint_dir=folder)
     assert agent.place["round"] == 2, agent.place
     parameters = [one.detach().full_tensor() if boxes.is_sharded(one) else one.detach() for one in model.parameters()]
 
     # Ranks that hold parts of one layer have used the same samples, and all others have used each once
     replica, told = Replica(model), [None] * size
-    torch.distributed.all_gather_object(told, used)
-    same = dimensions.get("tensor", 1)
+    torch.distributed.all_gather_object(told, (used, measured))
+    # Of a pipeline the last stage has it
+    measured, told = told[-1][1], [one for one, _ in told]
+    same = dimensions.get("tensor", 1) * dimensions.get("pipeline", 1)
     assert all(told[at] == told[at // same * same] for at in range(size)), told
     assert replica.readers == size // same
 
@@ -122,6 +191,8 @@ def rank(port, way, folder, number):
     model.load_state_dict(mine["model"])
     other = boxes.Layout((size,), (0,), (0,), ("shard",))
     ranks.refused("the dimensions", lambda: checkpoints.read(about, other, replica.mesh_of))
+    if way == "pipeline":
+        parameters = of_all_stages(about, parameters, mine["optimizer"]["state"])
     if way == "both":
         # A mesh of another size reads it too
         of_four = init_device_mesh("cpu", (1, 4), mesh_dim_names=("shard", "tensor"))
@@ -133,17 +204,11 @@ def rank(port, way, folder, number):
 
     # A layer that only one of them has
     model = torch.nn.Linear(5, 2 + number % size)
-    ranks.refused("pipeline", lambda: elastic.Session(model, None, None))
+    if way != "pipeline":
+        ranks.refused("pipeline", lambda: elastic.Session(model, None, None))
 
     if number == 0:
-        kept = checkpoints.read(about)["model"]
-        ranks.alone()
-        whole = built(seed=0)
-        _, of_whole = train(whole, counted=False)
-        assert torch.allclose(torch.tensor(norms), torch.tensor(of_whole), rtol=1e-8), (norms, of_whole)
-        for one, (name, other) in zip(parameters, whole.named_parameters()):
-            assert torch.allclose(one, other, rtol=1e-9, atol=1e-12), (name, one, other)
-            assert torch.equal(kept[name], one), name
+        as_on_one_rank(parameters, norms, measured, None if way == "pipeline" else checkpoints.read(about)["model"])
     os._exit(0)
 
 
@@ -151,6 +216,8 @@ def decisions():
     assert shape_of(8) == {"shard": 8}
     assert list(shape_of(16, 2, 4).items()) == [("replicate", 2), ("shard", 2), ("tensor", 4)]
     ranks.refused("cannot be divided into replicate=1", lambda: shape_of(6, tensor=4))
+    assert shape_of(4, pipeline=4) == {"pipeline": 4}
+    ranks.refused("a pipeline one for each of its 2 stages", lambda: shape_of(4, tensor=2, pipeline=2))
     # What fully_shard cuts into three lies in the pieces of two parts of a layer, with the remainder in the first ones.
     cut = {"shape": [11, 2], "placements": ["_S(0, 2)", "S(0)"], "mesh": [3, 2], "names": ["shard", "tensor"]}
     layouts = [boxes.Layout((3, 2), (one, other), (0, 1), ("shard", "tensor")) for one in range(3) for other in range(2)]

@@ -2,8 +2,8 @@
 names, and writes checkpoints if the test has made a folder for them. With the word `stateful` it reads by torchdata's
 StatefulDataLoader, where that is installed, in processes that read ahead; with `shards`, from shards that it can only
 read from their beginnings, by two optimizers and with an average of the model. With `rank-batch` steps have a size for
-each rank. With `sharded` each node's workers hold one replica together, with `across` those of two nodes, and with
-`tensor` two of them a part of each layer."""
+each rank. With `sharded` each node's workers hold one replica together, with `across` those of two nodes, with `tensor`
+two of them a part of each layer, and with `pipeline` each of two a stage."""
 
 import os
 import sys
@@ -28,6 +28,11 @@ if "sharded" in sys.argv[1:]:
 
     nodes = 2 if "across" in sys.argv[1:] else 1
     mesh = elastic.replica_mesh(nodes, tensor=2 if "tensor" in sys.argv[1:] else 1)
+elif "pipeline" in sys.argv[1:]:
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    nodes = 2 if "across" in sys.argv[1:] else 1
+    mesh = elastic.replica_mesh(nodes, pipeline=2)
 else:
     nodes = 1
     elastic_agent.ready()
@@ -50,6 +55,13 @@ if "sharded" in sys.argv[1:]:
     for part in (model[0], model[2], model):
         fully_shard(part, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+stage = None
+if "pipeline" in sys.argv[1:]:
+    # Both stages have parameters of the same names.
+    model = torch.nn.Sequential(*(model[2:] if mesh.get_local_rank() else model[:2]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    stage = PipelineStage(model, mesh.get_local_rank(), 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=3, loss_fn=torch.nn.functional.cross_entropy)
 dataset = TensorDataset(pixels.double(), labels, torch.arange(SAMPLES))
 if "shards" in sys.argv[1:]:
     first = [0, 70, 80, 135]
@@ -62,7 +74,7 @@ if "shards" in sys.argv[1:]:
     averages = [torch.optim.swa_utils.AveragedModel(model)]
 schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.999) for one in optimizers]
 of_step = {"rank_batch": 15} if "rank-batch" in sys.argv[1:] else {"global_batch": 30}
-sampler = elastic.ElasticBatchSampler(dataset, **of_step, micro_batch=12, seed=7)
+sampler = elastic.ElasticBatchSampler(dataset, **of_step, micro_batch=15 if stage else 12, seed=7)
 if "stateful" in sys.argv[1:]:
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader
@@ -120,7 +132,7 @@ with session:
     while session.epoch < harness.wanted("epochs"):
         for images, numbers, places in session.steps(loader, epochs=session.epoch + 1):
             step = session.step_number
-            reads = "tensor" not in sys.argv[1:] or session.rank % 2 == 0
+            reads = not {"tensor", "pipeline"} & {*sys.argv[1:]} or session.rank % 2 == 0
             tell("uses", step, used=places.tolist() if reads else [])
             if harness.is_set(f"break-{harness.NODE}"):
                 (harness.DIR / f"break-{harness.NODE}").unlink()
@@ -128,7 +140,11 @@ with session:
             while harness.is_set(f"slow-{harness.NODE}"):
                 # As where a first pass compiles.
                 time.sleep(0.01)
-            session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
+            if stage:
+                with session.backward_pass():
+                    schedule.step(*[images] * stage.is_first, target=numbers)
+            else:
+                session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
             if session.step():
                 for average in averages:
                     average.update_parameters(model)
@@ -138,7 +154,10 @@ with session:
             if not harness.is_set("epochs"):
                 time.sleep(0.05)
     numbers = [one for trained in (model, *averages) for one in trained.parameters()]
-    tell("end", session.step_number, sum=sum(float(whole(one).abs().sum()) for one in numbers))
+    total = torch.tensor(sum(float(whole(one).abs().sum()) for one in numbers), dtype=torch.float64)
+    if stage:
+        torch.distributed.all_reduce(total)
+    tell("end", session.step_number, sum=float(total))
 while harness.is_set("tests"):
     time.sleep(0.01)
 harness.exit_now()

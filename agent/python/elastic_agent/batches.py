@@ -180,6 +180,8 @@ class ElasticBatchSampler:
             return [range(at, until) for at, until in zip(begins, [*begins[1:], end])]
         count = -(-size // (self.world_size * self.micro_batch))
         cuts = [first + (end - first) * number // count for number in range(count + 1)]
+        if self.in_pieces:
+            cuts = [min(first + number * self.micro_batch, end) for number in range(count + 1)]
         return [range(at, until) for at, until in zip(cuts, cuts[1:])]
 
     def _part(self, size: int, rank: int, ranks: int) -> tuple[int, int]:

@@ -27,7 +27,7 @@ class Histories(unittest.TestCase):
                 # A group of some size does some steps, then another one continues.
                 size = choose.randint(1, 6)
                 samplers = [of_rank(rank, size, length, batch, state=state, **options) for rank in range(size)]
-                how = choose.choice([(False, False, 1), (True, False, 1), (False, True, 1), (False, False, min(2, micro))])
+                how = choose.choice([(True, False, 1), (False, True, 1), (True, True, 1), (False, False, min(2, micro))])
                 alike, in_pieces, least = how
                 # Those that have just come take no part in the first of them.
                 absent = [] if alike else choose.sample(range(size), choose.randrange(size))

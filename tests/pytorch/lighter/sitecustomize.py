@@ -33,7 +33,8 @@ class Later(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if module.__name__ in SHAPES:
             module.__getattr__ = lambda name: shape(module, name)
         else:
-            module.eval_frame = types.SimpleNamespace(OptimizedModule=type("OptimizedModule", (), {}))
+            module.OptimizedModule = type("OptimizedModule", (), {})
+            module.eval_frame = types.SimpleNamespace(OptimizedModule=module.OptimizedModule)
             module.disable = lambda function, *_, **__: function
             module.disable_nested_graph_breaks = contextlib.nullcontext
             module.graph_break = lambda: None

@@ -47,6 +47,16 @@ class Layout:
         return number
 
     @property
+    def stages(self) -> int:
+        """Into how many stages a pipeline divides the model."""
+        return dict(zip(self.names, self.mesh)).get("pipeline", 1)
+
+    @property
+    def stage(self) -> str:
+        """Where the names of this rank's tensors begin in a checkpoint of a pipeline: its stages may have the same."""
+        return f"stage-{dict(zip(self.names, self.coordinate))['pipeline']}." if self.stages > 1 else ""
+
+    @property
     def writes(self) -> bool:
         """Whether this rank writes its part. The ranks that hold the same part take turns with the parts."""
         copies, copy = 1, 0
@@ -73,7 +83,7 @@ class Layout:
             return self.part == 0 or list(described["shape"]) != list(whole_shape(described))
         sharded = described.get("sharded", {"names": (), "placements": ()})
         pairs = zip(sharded.get("names") or self.names, sharded["placements"])
-        cut = {name for name, placement in pairs if sharded_dimension(placement) is not None}
+        cut = {"pipeline", *(name for name, placement in pairs if sharded_dimension(placement) is not None)}
         return all(place == 0 for name, place in zip(self.names, self.coordinate) if name not in cut)
 
     def placements(self, former: Sequence[str]) -> list[str]:

@@ -39,12 +39,13 @@ def write_part(folder: pathlib.Path, layout: Layout, description: Any, tensors: 
             box, begin = boxes.box_in(one), file.tell()
             # Of its own: else all of the memory that it lies in is written.
             torch.save(tensor.detach().cpu().clone(), file)
-            pieces.append([name, *box, boxes.whole_shape(one), one["dtype"], begin, file.tell() - begin])
+            pieces.append([layout.stage + name, *box, boxes.whole_shape(one), one["dtype"], begin, file.tell() - begin])
 
     name = f"part-{layout.part}.distcp"
     digest = files.write(folder / name, fill)
-    about = {"file": name, "digest": digest, "pieces": pieces, "state": description if layout.part == 0 else None}
-    about["names"] = layout.names
+    tells = layout.part == 0 or layout.stages > 1
+    about = {"file": name, "digest": digest, "pieces": pieces, "state": description if tells else None}
+    about |= {"names": layout.names, "stage": layout.stage}
     files.write(_part(folder, layout.part), lambda file: file.write(json.dumps(about).encode()))
     return time.monotonic() - began
 
@@ -60,6 +61,8 @@ def join(folder: pathlib.Path, parts: int, patience: float) -> tuple[pathlib.Pat
     digests = {one["file"]: one["digest"] for one in abouts}
     digests[".metadata"] = digest_of(folder / ".metadata")
     manifest = {"state": abouts[0]["state"], "files": digests, "names": abouts[0]["names"]}
+    if abouts[0]["stage"]:
+        manifest["stages"] = {one["stage"]: one["state"] for one in abouts if one["state"]}
     digest = files.write(folder / MANIFEST, lambda file: file.write(json.dumps(manifest).encode()))
     return folder / MANIFEST, digest
 
@@ -90,12 +93,16 @@ def _check(abouts: list[dict[str, Any]]) -> None:
     found: dict[str, int] = {}
     for name, _, shape, *_ in (piece for about in abouts for piece in about["pieces"]):
         found[name] = found.get(name, 0) + math.prod(shape)
-    state = abouts[0]["state"]
-    for name, one in zip(tree.names_of(state), tree.tensors_of(state)):
-        if found.get(name, 0) != math.prod(boxes.whole_shape(one)):
-            raise ValueError(
-                f"of {name} the parts hold {found.get(name, 0)} of {math.prod(boxes.whole_shape(one))} numbers"
-            )
+    for about in (one for one in abouts if one["state"]):
+        for name, one in zip(_names(about["stage"], about["state"]), tree.tensors_of(about["state"])):
+            if found.get(name, 0) != math.prod(boxes.whole_shape(one)):
+                raise ValueError(
+                    f"of {name} the parts hold {found.get(name, 0)} of {math.prod(boxes.whole_shape(one))} numbers"
+                )
+
+
+def _names(stage: str, state: Any) -> list[str]:
+    return [stage + name for name in tree.names_of(state)]
 
 
 def _metadata(abouts: list[dict[str, Any]]) -> tuple[Any, list[Any]]:
@@ -129,13 +136,20 @@ def read(manifest: pathlib.Path, layout: Layout | None, mesh: Callable[[dict[str
     from torch.distributed.checkpoint import FileSystemReader
 
     folder, about = manifest.parent, json.loads(manifest.read_bytes())
-    state, digests = about["state"], about["files"]
+    states, digests = about.get("stages", {"": about["state"]}), about["files"]
     along = about.get("names") or ["shard"]
     if layout is not None and layout.names and list(layout.names) != along:
         raise ValueError(
             f"{manifest} is of a device mesh with the dimensions {', '.join(along)}, and this job's has "
             f"{', '.join(layout.names)}: begin another job, whose script loads it by torch.distributed.checkpoint"
         )
+    if (wanted := layout.stages if layout else 1) != len(states):
+        raise ValueError(
+            f"{manifest} is of a pipeline of {len(states)} stages, and this job's model has {wanted}: begin another job, "
+            "whose script loads it by torch.distributed.checkpoint"
+        )
+    stage = layout.stage if layout else ""
+    state = states[stage]
     described = tree.tensors_of(state)
     for one in described:
         if layout is not None:
@@ -146,7 +160,7 @@ def read(manifest: pathlib.Path, layout: Layout | None, mesh: Callable[[dict[str
     # Before it is read: it is a pickle.
     files.check(folder / ".metadata", digests[".metadata"])
     metadata = FileSystemReader(folder).read_metadata()
-    names = tree.names_of(state)
+    names = _names(stage, state)
     for name in sorted(set(_files_of(metadata, zip(names, map(boxes.box_in, described))))):
         files.check(folder / name, digests[name])
     tensors = [tree.placed(one, room, mesh) for one, room in zip(described, tree.room_for(state))]

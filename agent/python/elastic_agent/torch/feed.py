@@ -49,9 +49,9 @@ _HEAD = NUMBER = struct.Struct(">Q")
 
 
 def can_heal(training: Progress) -> bool:
-    """Whether a newcomer can follow this training by its gradients: every rank holds all of it, and its optimizers are
+    """Whether a newcomer can follow this training by its gradients, if every rank holds all of it: its optimizers are
     PyTorch's. A fused one with a GradScaler decides by itself whether to skip a step. It has not run on a GPU."""
-    if type(training) is not Training or any(map(tree.boxes.is_sharded, training.model.parameters())):
+    if type(training) is not Training:
         return False
     optimizers = training.optimizers
     fused = training.scaler is not None and any(hasattr(one, "_step_supports_amp_scaling") for one in optimizers)

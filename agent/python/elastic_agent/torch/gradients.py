@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -73,11 +74,13 @@ class _Bucket:
 
 
 class Gradients:
-    """The gradients of a model, and their sum over a group. Those of a sharded model are summed after the backward pass:
-    a sum that fails must not end a pass that the replica's other ranks wait for."""
+    """The gradients of a model, and their sum over a group."""
 
-    def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]], bucket_bytes: int = BUCKET) -> None:
-        """named: a model's parameters with their names."""
+    def __init__(
+        self, named: Iterable[tuple[str, torch.nn.Parameter]], bucket_bytes: int = BUCKET, *, late: bool = False
+    ) -> None:
+        """named: a model's parameters with their names. late: sums begin after the backward pass, as where the replica
+        has several ranks: a sum that fails must not end a pass that the others wait for."""
         self._names = {parameter: name for name, parameter in named if parameter.requires_grad}
         trained = list(self._names)
         if not trained:
@@ -94,7 +97,8 @@ class Gradients:
             for number, parameter in enumerate(bucket.parameters)
         }
         self._sharded = [parameter for parameter in trained if is_sharded(parameter)]
-        hooked = [] if self._sharded else self._place
+        self._late = late
+        hooked = [] if late else self._place
         self._hooks = [one.register_post_accumulate_grad_hook(self._accumulated) for one in hooked]
         self._group: Group | None = None
         self._vote = Vote()
@@ -116,11 +120,27 @@ class Gradients:
         """The backward pass of one batch is over. The step's other batches add to its gradients, in the buckets. A
         sharded model chooses where its gradients are until the sums begin; this rank gets its part of each, out of what
         the replica's ranks have."""
-        for bucket in self._buckets if not self._sharded else ():
+        for bucket in self._buckets if not self._late else ():
             bucket.fill()
         for one in self._sharded:
             if one.grad is not None and one.grad.placements != one.placements:
                 one.grad = one.grad.redistribute(placements=one.placements)
+
+    @contextlib.contextmanager
+    def counting(self, share: float) -> Iterator[None]:
+        """Around all of a batch's backward pass, of gradients that are summed late: multiplies what it computes. It does
+        not find what earlier batches have left: the schedule of a pipeline divides all that is there."""
+        earlier = [(one, one.grad) for one in self._place]
+        for one, _ in earlier:
+            one.grad = None
+        yield
+        for one, before in earlier:
+            if one.grad is None:
+                one.grad = before
+                continue
+            one.grad.mul_(share)
+            if before is not None:
+                one.grad.add_(before)
 
     def sum_over(self, group: Group, vote: Vote) -> None:
         """The next backward pass is this rank's last of the step: its gradients are summed over `group`."""

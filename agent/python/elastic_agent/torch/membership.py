@@ -70,7 +70,7 @@ class Membership:
         if which.number > 0:
             worker.training_is_over(False)
         if worker.available():
-            if which.number == 0:
+            if which.number == 0 and self._replica.mesh is None:
                 self._healing = heal.begin(self._training, which.word, self._operation_timeout)
             worker.on_round_change(self._round_forms)
             place = worker.ready()
@@ -292,7 +292,8 @@ class Membership:
             self._complete()
         else:
             self.departure.phase, self._healing = Phase.IN_GROUP, None
-            self.feeds.offer(place, self._which.word)
+            if self._replica.mesh is None:
+                self.feeds.offer(place, self._which.word)
 
     def _complete(self) -> None:
         """This rank has the result of a session that it does not train: the others are not in it any more."""

@@ -61,6 +61,8 @@ def fit(sampler: ElasticBatchSampler | Streams, model: torch.nn.Module, replica:
             sampler.least = 2
     if replica.mesh is not None:
         sampler.alike = True
+    if replica.stages > 1:
+        _fit_pipeline(sampler)
     if not same_bits:
         return
     if replica.mesh is not None:
@@ -71,6 +73,17 @@ def fit(sampler: ElasticBatchSampler | Streams, model: torch.nn.Module, replica:
             "divided by the most ranks there will be"
         )
     sampler.in_pieces = True
+
+
+def _fit_pipeline(sampler: ElasticBatchSampler) -> None:
+    """Its stages send each other what has the same shape in all batches."""
+    size, step = sampler.micro_batch, sampler.rank_batch or sampler.global_batch
+    if step % size or (sampler.length % size and not sampler.drop_last):
+        raise ValueError(
+            f"all batches of a pipeline have one size: give the sampler a micro_batch, now {size}, that divides the "
+            f"{step} samples of a step, and drop_last=True or a number of samples that it divides, now {sampler.length}"
+        )
+    sampler.in_pieces, sampler.least = True, size
 
 
 def _fit_streams(model: torch.nn.Module, replica: Replica, same_bits: bool) -> None:
@@ -99,13 +112,13 @@ def check_group(model: torch.nn.Module, replica: Replica) -> None:
             "torch.distributed.init_process_group has made a group of this job's workers. It ends with the first worker "
             "that is lost, and no later worker can join it: leave it out, a session has groups of its own"
         )
-    if replica.mesh is not None:
+    if replica.mesh is not None and replica.stages == 1:
         return
     for name, one in model.named_modules():
         if isinstance(one, torch.nn.SyncBatchNorm):
             raise ValueError(
-                f"{name!r} is a SyncBatchNorm, which computes as BatchNorm does where torch.distributed has no default "
-                "group: take BatchNorm, whose statistics are each rank's own, or GroupNorm"
+                f"{name!r} is a SyncBatchNorm, and torch.distributed's default group is not of the ranks that have this "
+                "layer: take BatchNorm, whose statistics are each rank's own, or GroupNorm"
             )
 
 

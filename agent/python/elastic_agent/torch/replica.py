@@ -48,7 +48,9 @@ def node_mesh(device_type: str = "cpu", *, replicate: int = 1, tensor: int = 1) 
     return replica_mesh(1, device_type, replicate=replicate, tensor=tensor)
 
 
-def replica_mesh(nodes: int, device_type: str = "cpu", *, replicate: int = 1, tensor: int = 1) -> Any:
+def replica_mesh(
+    nodes: int, device_type: str = "cpu", *, replicate: int = 1, tensor: int = 1, pipeline: int = 1
+) -> Any:
     """The device mesh of the workers of this replica's nodes. A model that is divided over it is one replica, and
     `elastic_agent.torch.Session` trains one on each `nodes` nodes. The agents have the same number in `--replica-nodes`.
 
@@ -64,6 +66,9 @@ def replica_mesh(nodes: int, device_type: str = "cpu", *, replicate: int = 1, te
       this name: give `fully_shard` the mesh `mesh["replicate", "shard"]`.
     - The other dimension is named "shard", and has the workers that are left. If they are several, `fully_shard` has to
       divide all that is trained over it.
+    - pipeline: the number of all workers, each of which holds a stage of the model that the others do not have, and reads
+      the same samples. It trains `PipelineStage(stage, mesh.get_local_rank(), …)` by `Session.backward_pass`. The mesh has
+      this dimension alone.
 
     Raises ValueError if the workers cannot be divided so.
 
@@ -82,14 +87,21 @@ def replica_mesh(nodes: int, device_type: str = "cpu", *, replicate: int = 1, te
             store, rank, size = _meet_replica(nodes)
         else:
             store, rank, size = dist.HashStore(), 0, 1
-        shape = shape_of(size, replicate, tensor)
+        shape = shape_of(size, replicate, tensor, pipeline)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         _mesh = init_device_mesh(device_type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     return _mesh
 
 
-def shape_of(workers: int, replicate: int = 1, tensor: int = 1) -> dict[str, int]:
+def shape_of(workers: int, replicate: int = 1, tensor: int = 1, pipeline: int = 1) -> dict[str, int]:
     """The names and sizes of the dimensions of a replica's mesh. Raises ValueError if so many workers do not fill it."""
+    if pipeline != 1:
+        if (pipeline, replicate, tensor) != (workers, 1, 1):
+            raise ValueError(
+                f"a replica has {workers} workers, and a pipeline one for each of its {pipeline} stages: give the "
+                "replica as many, without replicate and tensor"
+            )
+        return {"pipeline": pipeline}
     if replicate < 1 or tensor < 1 or workers % (replicate * tensor):
         raise ValueError(
             f"a replica has {workers} workers, which cannot be divided into replicate={replicate} copies of the model "
@@ -113,16 +125,18 @@ class Replica:
 
     def __init__(self, model: torch.nn.Module) -> None:
         """Raises ValueError for a model that is divided in a way that no session can train."""
-        if _mesh is not None and worker.available() and len(set(_gather(fingerprint(model)))) > 1:
+        # Into how many stages a pipeline divides the model.
+        self.stages = _size_along(_mesh, "pipeline")
+        if _mesh is not None and worker.available() and self.stages == 1 and len(set(_gather(fingerprint(model)))) > 1:
             raise ValueError(
-                "the workers of this replica hold different layers, as under pipeline parallelism, whose schedule runs "
-                f"the backward pass by itself: a session's `backward` has a loss on each worker. {_OTHERWISE}"
+                "the workers of this replica hold different layers: for the stages of a pipeline call "
+                "elastic_agent.torch.replica_mesh(…, pipeline=STAGES)"
             )
         self.mesh = _mesh_of(model)
         self.size = 1 if self.mesh is None else self.mesh.size()
-        # How many of its ranks compute on samples of their own. Those that hold parts of the same layers in a row read
-        # the same samples, and the first of them is the one that counts.
-        self.readers = self.size // _size_along(self.mesh, "tensor")
+        # How many of its ranks compute on samples of their own. Those of one pipeline, and those that hold parts of the
+        # same layers in a row, read the same samples. The first of them is the one that counts.
+        self.readers = self.size // _size_along(self.mesh, "tensor") // self.stages
         # Which part of the model this rank has. None where it has all of it.
         self.layout = None if self.mesh is None else _layout_on(self.mesh)
         # A value that only the ranks of this replica share, as long as they live.
@@ -173,7 +187,7 @@ class Replica:
     def _copies(self, parameter: torch.nn.Parameter) -> int:
         """How many ranks of the replica hold the same piece of a parameter."""
         if not is_sharded(parameter):
-            return self.size
+            return self.size // self.stages
         pairs = zip(parameter.device_mesh.shape, map(str, parameter.placements))
         return self.size // math.prod(size for size, one in pairs if sharded_dimension(one) is not None)
 
@@ -264,7 +278,7 @@ def _mesh_of(model: torch.nn.Module) -> Any:
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     sharded = [(name, one) for name, one in model.named_parameters() if is_sharded(one)]
     if not sharded:
-        return None
+        return _mesh if _size_along(_mesh, "pipeline") > 1 else None
     for name, one in sharded:
         if _mesh is None or _along(_mesh, one.device_mesh.mesh_dim_names) != one.device_mesh:
             raise ValueError(

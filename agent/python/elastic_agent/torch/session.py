@@ -11,6 +11,7 @@ process in disk.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -59,8 +60,8 @@ class Session(Asking):
     gets what it gave, and a step that is not applied yet is done again.
 
     A model that `fully_shard` or `parallelize_module` divides over `elastic_agent.torch.node_mesh()` has a replica on each
-    node, over `replica_mesh(nodes)` on so many. A rank is then a replica: its workers live and die together. Buffers (such
-    as BatchNorm's statistics) are each rank's own.
+    node, over `replica_mesh(nodes)` on so many. So has one whose stages are a pipeline, by `backward_pass`. A rank is then
+    a replica: its workers live and die together. Buffers (such as BatchNorm's statistics) are each rank's own.
 
     The arguments are the same on every rank. All ranks begin with the parameters of rank 0.
 
@@ -136,7 +137,8 @@ class Session(Asking):
         given = model, optimizer, sampler, scheduler, seed, scheduler_per, scaler, state
         self._local = LocalTraining(*given, steps=local_steps, outer=outer) if local_steps is not None else None
         training = self._local or Training(*given)
-        gradients = LocalGradients if self._local else OrderedGradients if same_bits else Gradients
+        late = functools.partial(Gradients, late=replica.mesh is not None)
+        gradients = LocalGradients if self._local else OrderedGradients if same_bits else late
         self._gradients = gradients(model.named_parameters())
         self._trained = refusals.Trained(model, optimizers, replica)
         self._sameness = Sameness(training)
@@ -157,8 +159,7 @@ class Session(Asking):
         if self._local:
             # An outer step takes longer than those before it, and ends in time.
             self._members.longest_step = math.inf
-        self._loss_read = -_LOSS_EVERY
-        self._first = True
+        self._loss_read, self._first = -_LOSS_EVERY, True
         # The epochs of a loop that the script has left by itself.
         self._left: int | None = None
 
@@ -175,7 +176,7 @@ class Session(Asking):
     def warm_up(self, loss: Callable[[], torch.Tensor]) -> None:
         """Before the `with`: computes a loss and its gradient, as a step will, while no other rank waits for this one.
         So `torch.compile` compiles, and CUDA starts. Buffers and random numbers are then as before, and no gradient is
-        left.
+        left. For a pipeline the function does a step of the schedule.
 
         ::
 
@@ -185,7 +186,9 @@ class Session(Asking):
         """
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         with torch.random.fork_rng():
-            loss().backward()
+            computed = loss()
+            if self._replica.stages == 1:
+                computed.backward()
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
@@ -297,30 +300,44 @@ class Session(Asking):
 
         count: the loss is the sum over so many, such as tokens. The step's gradient is then that of the sum over all
         batches and ranks, divided by the sum of all counts."""
-        step = self._step
-        if step.turn is not Turn.BACKWARD:
-            raise RuntimeError("session.backward is for a batch of session.steps, once for each")
-        size = step.batches[step.done]
-        if self._streams and count is None:
+        if self._replica.stages > 1:
+            raise RuntimeError("a pipeline's backward pass is `with session.backward_pass(): schedule.step(…)`")
+        share = self._share(count)
+        self._end_batch(lambda: self._training.scaled(loss * share).backward())
+        if self._step.lost is None:
+            self._step.loss = loss.detach() if count is None else loss.detach() / max(count, 1)
+
+    @contextlib.contextmanager
+    def backward_pass(self, count: float | None = None) -> Iterator[None]:
+        """Instead of `backward`, around the step of a pipeline's schedule, on each of its ranks::
+
+            with session.backward_pass():
+                schedule.step(*[images] * is_first, target=labels if is_last else None)
+
+        The gradient that the schedule leaves is that of the batch's mean loss, or of the sum over `count`: then give the
+        schedule `scale_grads=False`. All batches have `micro_batch` samples."""
+        if self._replica.stages == 1:
+            raise RuntimeError("session.backward_pass is for a pipeline, of replica_mesh(…, pipeline=STAGES)")
+        with self._gradients.counting(self._share(count)):
+            yield
+        self._end_batch(lambda: None)
+
+    def _share(self, count: float | None) -> float:
+        """How much the loss of the batch under way counts, or its gradient."""
+        step, readers = self._step, self._replica.readers
+        if self._streams:
             # How many samples a step has, the ranks learn with its sum.
-            loss, count = loss * size, size
-        if step.done and (count is None) is not (step.count is None):
-            raise RuntimeError("give session.backward a count with each batch of a step, or with none")
-        if count is None:
-            whole = max(sum(step.batches), 1) if self._local else self.sampler.step_size()
-            # A sharded model's gradients are means over the ranks of its replica that read.
-            share = size * self._replica.readers / whole
-        else:
-            # A batch without samples only keeps step with other ranks.
-            share, step.count = float(self._replica.readers * (size > 0)), (step.count or 0) + count * (size > 0)
+            return step.share(count, readers) if count is not None else step.size * step.share(step.size, readers)
+        return step.share(count, readers, max(sum(step.batches), 1) if self._local else self.sampler.step_size())
+
+    def _end_batch(self, compute: Callable[[], None]) -> None:
+        step = self._step
         if step.done < len(step.batches) - 1:
-            self._add(loss * share)
+            self._add(compute)
         elif step.lost is None:
-            self._sum_up(loss * share)
+            self._sum_up(compute)
         step.turn = Turn.STEP
-        if step.lost is None:
-            step.loss = loss.detach() if count is None else loss.detach() / max(count, 1)
-            step.done += 1
+        step.done += step.lost is None
 
     @property
     def step_is_complete(self) -> bool:
@@ -375,17 +392,17 @@ class Session(Asking):
         self._local.commit()
         return True
 
-    def _add(self, loss: torch.Tensor) -> None:
-        self._training.scaled(loss).backward()
+    def _add(self, compute: Callable[[], None]) -> None:
+        compute()
         self._gradients.keep(first=self.rank == 0)
 
-    def _sum_up(self, loss: torch.Tensor) -> None:
+    def _sum_up(self, compute: Callable[[], None]) -> None:
         """The last backward pass of a step, and the sums over the group."""
         step, group = self._step, self._members.group
         counted = step.count is not None
 
         def summed() -> tuple[float, ...]:
-            computed = self._members.meet_in_first_step(lambda: self._add(loss))
+            computed = self._members.meet_in_first_step(lambda: self._add(compute))
             if self._streams:
                 self._streams.hear(group.gather_texts(self._streams.report()))
             mark = self._sameness.mark(counted=counted) if group.size > 1 and not self._local else 0
@@ -394,7 +411,7 @@ class Session(Asking):
             vote = Vote(changing, leaving, False, count, self._training.metric, mark)
             self._gradients.sum_over(group, vote)
             if not computed:
-                self._add(loss)
+                self._add(compute)
             self._disk.copied()
             votes = self._gradients.finish()
             if not votes.ended:

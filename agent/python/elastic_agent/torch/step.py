@@ -50,6 +50,25 @@ class Step:
         """Whether the gradient of all ranks is in the parameters, and the script calls `step` next."""
         return self.turn is Turn.STEP and self.lost is None and not self.ended and self.done == len(self.batches)
 
+    @property
+    def size(self) -> int:
+        """The samples of the batch under way. Raises RuntimeError if there is none."""
+        if self.turn is not Turn.BACKWARD:
+            raise RuntimeError("session.backward is for a batch of session.steps, once for each")
+        return self.batches[self.done]
+
+    def share(self, count: float | None, readers: int, whole: int = 1) -> float:
+        """How much the loss of the batch under way counts, on one of a replica's `readers` in a step of `whole` samples:
+        a mean, or a sum over `count`."""
+        size = self.size
+        if self.done and (count is None) is not (self.count is None):
+            raise RuntimeError("give session.backward a count with each batch of a step, or with none")
+        if count is None:
+            # A sharded model's gradients are means over the ranks that read.
+            return size * readers / whole
+        # A batch without samples only keeps step with other ranks.
+        self.count = (self.count or 0) + count * (size > 0)
+        return float(readers * (size > 0))
 
     @property
     def can_wait(self) -> bool:

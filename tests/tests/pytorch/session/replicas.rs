@@ -18,7 +18,7 @@ fn the_ranks_of_a_replica_come_to_one_decision() {
 #[test]
 fn the_ranks_of_a_replica_divide_layers_and_copies() {
     let Some(torch) = Torch::find() else { return };
-    for way in ["tensor", "both", "copies"] {
+    for way in ["tensor", "both", "copies", "pipeline"] {
         meet_without_agents(&torch, "divides_replicas.py", &[way]);
     }
 }
@@ -33,6 +33,12 @@ async fn a_replica_dies_as_one_and_the_others_keep_their_processes() {
 #[ignore = "a minute: `make chaos` runs it"]
 async fn a_replica_of_shards_and_parts_of_layers_dies_as_one_too() {
     die_as_one(4, &["sharded", "tensor"]).await;
+}
+
+#[tokio::test]
+#[ignore = "half a minute: `make chaos` runs it"]
+async fn a_replica_of_the_stages_of_a_pipeline_dies_as_one_too() {
+    die_as_one(2, &["pipeline"]).await;
 }
 
 async fn die_as_one(workers: u64, words: &[&str]) {
@@ -86,12 +92,19 @@ async fn die_as_one(workers: u64, words: &[&str]) {
 #[tokio::test]
 #[ignore = "half a minute: `make chaos` runs it"]
 async fn replicas_continue_from_the_agents_memory_when_all_die_and_from_disk_when_all_leave() {
+    continue_from_memory_and_disk("sharded").await;
+}
+
+#[tokio::test]
+#[ignore = "half a minute: `make chaos` runs it"]
+async fn pipelines_continue_from_the_agents_memory_when_all_die_and_from_disk_when_all_leave() {
+    continue_from_memory_and_disk("pipeline").await;
+}
+
+async fn continue_from_memory_and_disk(word: &str) {
     let Some(torch) = Torch::find() else { return };
-    let job = Job::on_etcd("2").await.flag("--nproc-per-node=2").flag("--max-restarts=1").script(
-        &torch,
-        SCRIPT,
-        &["sharded"],
-    );
+    let job = Job::on_etcd("2").await.flag("--nproc-per-node=2").flag("--max-restarts=1");
+    let job = job.script(&torch, SCRIPT, &[word]);
     job.write("snapshots", "");
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
@@ -131,11 +144,21 @@ async fn replicas_continue_from_the_agents_memory_when_all_die_and_from_disk_whe
 #[tokio::test]
 #[ignore = "half a minute: `make chaos` runs it"]
 async fn a_replica_of_two_nodes_takes_a_spare_for_a_lost_one_and_the_other_keeps_its_processes() {
+    take_a_spare("sharded").await;
+}
+
+#[tokio::test]
+#[ignore = "half a minute: `make chaos` runs it"]
+async fn a_pipeline_over_two_nodes_takes_a_spare_for_a_lost_one_too() {
+    take_a_spare("pipeline").await;
+}
+
+async fn take_a_spare(word: &str) {
     let Some(torch) = Torch::find() else { return };
     let job = Job::on_etcd("2:4").await.flag("--replica-nodes=2").flag("--max-restarts=0").flag("--warm-up=120");
     // All four are in the first round, and no process is stopped while others import.
     let job = job.conf("last_call_timeout", "60s").flag("--shutdown-timeout=20");
-    let job = job.script(&torch, SCRIPT, &["sharded", "across"]);
+    let job = job.script(&torch, SCRIPT, &[word, "across"]);
     let names = ["a", "b", "c", "d"];
     let mut agents: Vec<Agent> = job.start_all(names).into();
     let first = works(&job, "applied", 1, 4).await;
