@@ -181,7 +181,8 @@ async fn parts_of_many_ranks_are_divided_among_fewer_and_more() {
     round = works(&job, "done", round + 1, 2).await;
     assert!(began(&lines(&job), round).all(|begin| begin.text("source") == "nothing" && begin.number("step") == 0));
     let said = std::fs::read_to_string(job.path(&format!("agent-{}.log", of_rank[0]))).unwrap();
-    assert!(said.contains("no rank holds part 1 of the 4"), "{said}");
+    // Of the last step the copies on other nodes may not have been whole either.
+    assert!(said.contains("no rank holds part ") && said.contains(" of the 4 (counted from 0)"), "{said}");
     job.write("end", "1");
     for agent in agents.iter_mut().filter(|agent| [&of_rank[0], &of_rank[3]].contains(&&agent.name)) {
         assert_eq!(agent.exit(LIMIT).await, 0);
