@@ -76,11 +76,7 @@ fn members_still_there(now: Time, view: &View, wake: &mut Wake) -> Option<Decide
     let gathers = !outstanding.is_empty() && evict.iter().all(can_wait);
     if let Some(first) = evict.first().filter(|_| !gathers) {
         let gone: Vec<&NodeId> = evict.iter().map(|eviction| &eviction.node).collect();
-        // The loss of members of a generation that is over is no reason for this round.
-        let reason = match view.round.value.begins_generation {
-            true => RoundRecord::BEGINS_ANEW.to_owned(),
-            false => format!("lost {}: {}", names(&gone), first.reason),
-        };
+        let reason = reason_without(view, format!("lost {}: {}", names(&gone), first.reason));
         return Some((replan(view, evict, false), reason));
     }
     // mutant nobody_is_waited_for: !outstanding.is_empty() => false
@@ -88,6 +84,11 @@ fn members_still_there(now: Time, view: &View, wake: &mut Wake) -> Option<Decide
         return Some((Verdict::Wait, format!("waiting for {} to stop", names(&outstanding))));
     }
     None
+}
+
+/// Why a round is planned without members of the last one. The end of a former generation's members is no reason.
+fn reason_without(view: &View, lost: String) -> String {
+    if view.round.value.begins_generation { RoundRecord::BEGINS_ANEW.to_owned() } else { lost }
 }
 
 /// Who gets a place, and which of them are excluded for their failures: they get one where the others are too few.
@@ -136,7 +137,8 @@ fn not_yet(now: Time, view: &View, wake: &mut Wake, chosen: &Candidates<'_>) -> 
         member.evicted.is_some() || member.left || view.phase_for(node, round.number) == Some(Phase::Stopped)
     };
     if round.sealed.is_some() && here == 0 && unsafe_until.is_none() && roster.members().all(gone) {
-        return Some((replan(view, Vec::new(), true), "every node of the last round has left".to_owned()));
+        let reason = reason_without(view, "every node of the last round has left".to_owned());
+        return Some((replan(view, Vec::new(), true), reason));
     }
     // mutant a_pause_is_over_at_once: view.desired.paused => false
     if view.desired.paused {

@@ -65,6 +65,15 @@ fn whom_the_first_round_of_a_generation_waits_for_follows_from_its_field_and_not
         let record = round(&scene, &wants).expect("a plan without b");
         assert_eq!(record.reason == RoundRecord::BEGINS_ANEW, begins, "{}", record.reason);
         assert_eq!(record.begins_generation, begins);
+
+        // Nor is it that all have left.
+        let stopped = || json!({ "phase": "stopped", "round": 2 });
+        let mut scene = Scene::forming(stopped(), stopped());
+        (scene.round["begins_generation"], scene.round["reason"]) = (json!(begins), json!(reason));
+        let (mut leader, _) = scene.leader();
+        let wants = written(&mut leader, NOW, 7);
+        let record = round(&scene, &wants).expect("a plan without both");
+        assert_eq!(record.reason == RoundRecord::BEGINS_ANEW, begins, "{}", record.reason);
     }
 }
 
