@@ -1,7 +1,7 @@
 """Trains a small network in a process that is started again at every change, with a snapshot in the agent's memory
 after each step: by DDP, with the word `sharded` by FSDP2, or with `hsdp` by FSDP2 whose replicas are nodes, with
-`tensor` by FSDP2 across nodes whose workers have a part of each layer; the test's file `layout` may name another from then on. It writes checkpoints if the test has made a folder for them, and
-ends after the step that the test names."""
+`tensor` by FSDP2 across nodes whose workers have a part of each layer; the test's file `layout` may name another from
+then on. It writes checkpoints if the test has made a folder for them, and ends after the step that the test names."""
 
 import hashlib
 import os

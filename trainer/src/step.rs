@@ -15,7 +15,7 @@ pub struct Step<'a> {
 
 impl<'a> Step<'a> {
     /// Step `number` of a run with this `--seed`, in `epoch`, and the samples that are computed at once. The trainer
-    /// makes steps; this is for tests of models.
+    /// makes the steps that it trains; this is for others, such as step 0 for first parameters, and for tests.
     pub const fn new(seed: u64, number: u64, epoch: u64, samples: &'a [u64]) -> Step<'a> {
         Step { seed, number, epoch, samples, trains: true }
     }
