@@ -223,8 +223,8 @@ impl Scene {
     fn order(&mut self, phase: &str, workers: &[&str], agents: &[&str], signal: &str) {
         self.orders += 1;
         let done = self.trace.lines().iter().map(|line| line.number("step")).max().unwrap_or(0);
-        // A newcomer has done none.
-        let step = if phase == "receive" { 0 } else { done + 4 };
+        // A newcomer has done none, and one that has the state sends it as soon as the newcomer comes.
+        let step = if ["send", "receive"].contains(&phase) { 0 } else { done + 4 };
         let order = json!({
             "number": self.orders, "phase": phase, "step": step, "workers": workers, "agents": agents, "signal": signal,
         });
