@@ -3,6 +3,7 @@ socket and no other descriptor is left over. The groups leave the script's own c
 name service: none answers here."""
 
 import ctypes
+import datetime
 import os
 import random
 import socket
@@ -193,6 +194,28 @@ def no_room_for_a_thread_is_no_lost_group(port, number):
     group.close()
 
 
+def a_key_is_waited_for_as_long_as_asked(port):
+    place = {"rank": 0, "world_size": 1, "round": 6 << 20, "master_addr": "127.0.0.1", "master_port": port}
+    impatient, patient, other = Store(place), Store(place), Store(place)
+    for one in (impatient, patient):
+        one.set_timeout(datetime.timedelta(seconds=0.2))
+    given_up = threading.Event()
+
+    def sets():
+        # Before the time for any other answer is over.
+        given_up.wait(4)
+        other.set("late", "here")
+
+    setter = threading.Thread(target=sets)
+    setter.start()
+    ranks.refused("timed out", lambda: impatient.get("late"), dist.DistNetworkError)
+    late = threading.Timer(0.6, given_up.set)
+    late.start()
+    patient.wait(["late"], datetime.timedelta(seconds=60))
+    assert patient.get("late") == b"here"
+    setter.join(), late.join()
+
+
 def rank(port, rounds, seed, number):
     torch.set_num_threads(1)
     choose, lost, slowest = random.Random(seed), 0, 0.0
@@ -243,4 +266,5 @@ if __name__ == "__main__":
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}", flush=True)
     held = without_name_service()
+    a_key_is_waited_for_as_long_as_asked(int(sys.argv[1]))
     ranks.run(RANKS, lambda number: rank(int(sys.argv[1]), int(sys.argv[2]), seed, number), seconds=200)

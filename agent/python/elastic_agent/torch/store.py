@@ -15,7 +15,8 @@ import torch.distributed as dist
 # What a client says first, and the numbers of its questions.
 _HELLO = struct.pack("<BI", 0, 0x3C85F7CE)
 _SET, _ADD, _WAIT, _MULTI_GET = (bytes([one]) for one in (1, 4, 6, 10))
-# Seconds for an answer, and between two tries to connect: rank 0 may not serve yet.
+# Seconds for an answer, and for a key to have a value if not told otherwise; and between two tries to connect: rank 0 may
+# not serve yet.
 _ANSWER, _AGAIN = 5.0, 0.05
 
 
@@ -27,6 +28,7 @@ class Store(dist.Store):
         """place: what `elastic_agent.assignment` returns. Its keys are not those of another round, nor of another name
         in `among`."""
         super().__init__()
+        self.set_timeout(datetime.timedelta(seconds=_ANSWER))
         self._name = "/".join(filter(None, ["elastic_agent.torch", str(place["round"]), place.get("among"), ""]))
         self._lock, until = threading.Lock(), time.monotonic() + _ANSWER
         self._connection = None
@@ -46,11 +48,11 @@ class Store(dist.Store):
         self._ask(_SET + self._word(key) + _counted(value if isinstance(value, bytes) else value.encode()))
 
     def get(self, key: str) -> bytes:
-        """The value of a key. Waits until it has one."""
+        """The value of a key. Waits until it has one, as `wait` does."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """The values of some keys. Waits until all have one."""
+        """The values of some keys. Waits until all have one, as `wait` does."""
         self.wait(keys)
         with self._lock:
             self._said(_MULTI_GET + self._words(keys), 0)
@@ -61,8 +63,13 @@ class Store(dist.Store):
         return struct.unpack("<q", self._ask(_ADD + self._word(key) + struct.pack("<q", amount), 8))[0]
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        """Waits until all keys have values."""
-        self._ask(_WAIT + self._words(keys), 1)
+        """Waits until all keys have values, for `timeout` at most, without one as `set_timeout` says; for ever if it is
+        0. After an error the connection is of no use."""
+        seconds = (self.timeout if timeout is None else timeout).total_seconds()
+        with self._lock:
+            self._connection.settimeout(seconds or None)
+            self._said(_WAIT + self._words(keys), 1)
+            self._connection.settimeout(_ANSWER)
 
     def _words(self, keys: list[str]) -> bytes:
         return struct.pack("<Q", len(keys)) + b"".join(map(self._word, keys))
