@@ -9,8 +9,10 @@ const SCRIPT: &str = "trains_with_snapshots.py";
 #[test]
 fn snapshots_are_whole_or_do_not_count() {
     let Some(torch) = Torch::find() else { return };
-    let ended = torch.run(&script("keeps_snapshots.py")).output().unwrap();
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    for name in ["keeps_snapshots.py", "keeps_checkpoints.py"] {
+        let ended = torch.run(&script(name)).output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    }
 }
 
 #[tokio::test]
