@@ -1,7 +1,9 @@
 """Two replicas of a small model are trained in a Session, whose ranks divide it along several dimensions: `tensor` has
-two parts of each layer, `both` two shards of these, `copies` two copies of two shards, and `pipeline` two stages. A sum
-is broken on one rank alone. In the end parameters and checkpoint are those of a training on one rank, without a mesh."""
+two parts of each layer, `both` two shards of these, `copies` two copies of two shards, and `pipeline` two stages, which
+are divided in two shards or two parts of each layer in `staged-shards` and `staged-parts`. A sum is broken on one rank
+alone. In the end parameters and checkpoint are those of a training on one rank, without a mesh."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -20,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import elastic_agent.torch as elastic
 import ranks
 from elastic_agent import worker
-from elastic_agent.torch import boxes, checkpoints
+from elastic_agent.torch import boxes, checkpoints, refusals
 from elastic_agent.torch import replica as replicas
 from elastic_agent.torch.replica import Replica, shape_of
 
@@ -29,10 +31,12 @@ WAYS = {
     "both": (4, {"tensor": 2}),
     "copies": (4, {"replicate": 2}),
     "pipeline": (2, {"pipeline": 2}),
+    "staged-shards": (4, {"pipeline": 2}),
+    "staged-parts": (4, {"pipeline": 2, "tensor": 2}),
 }
-BATCH, SEQUENCE = 10, 4
-# The batches of a pipeline have one size.
-SAMPLES = 42 if "pipeline" in sys.argv else 43
+SEQUENCE = 4
+# The samples of a step and of an epoch. The batches of a pipeline have one size, on all ranks of a stage.
+BATCH, SAMPLES = {"pipeline": (10, 42), "staged-parts": (10, 42), "staged-shards": (12, 52)}.get(sys.argv[2], (10, 43))
 # Along the sequence the ranks of "tensor" share the normalization: each has a part of its gradient.
 PLAN = {
     "0": ColwiseParallel(output_layouts=Shard(1)),
@@ -82,6 +86,7 @@ def train(model, broken=lambda session: False, counted=True, schedule=None, **se
                 assert len(labels) == 2, labels
                 with session.backward_pass(count=len(labels)):
                     passes(schedule.step, inputs, target=labels)
+                ranks.refused("session.backward_pass is for a batch", session.backward_pass().__enter__, RuntimeError)
             else:
                 loss = loss_of(model(inputs), labels, reduction="sum" if counted else "mean")
                 session.backward(loss, count=len(labels) if counted else None)
@@ -97,34 +102,53 @@ def divided(way, seed):
     size, dimensions = WAYS[way]
     mesh = elastic.replica_mesh(1, **dimensions)
     model = built(seed)
+    first, plan = "4", PLAN
     if "pipeline" in dimensions:
         # Both stages have the same names for some of their parameters.
-        return torch.nn.Sequential(*(model[3:] if mesh.get_local_rank() else model[:3]))
+        cut, later = 4 if "tensor" in dimensions else 3, mesh.get_local_rank("pipeline") > 0
+        first, model = "0", torch.nn.Sequential(*(model[cut:] if later else model[:cut]))
+        plan = {"0": ColwiseParallel(output_layouts=Replicate())} if later else PLAN
     if "tensor" in dimensions:
-        parallelize_module(model, mesh["tensor"], PLAN)
-    if size > 2:
+        parallelize_module(model, mesh["tensor"], plan)
+    if "shard" in mesh.mesh_dim_names and mesh["shard"].size() > 1:
         shards = mesh["replicate", "shard"] if "replicate" in dimensions else mesh["shard"]
-        for part in (*model[:2], model[3]):
-            fully_shard(part, mesh=shards)
-        ranks.refused("'4.weight' is not sharded over", lambda: elastic.Session(model, None, None))
+        if first == "4":
+            for part in (*model[:2], model[3]):
+                fully_shard(part, mesh=shards)
+        ranks.refused(f"'{first}.weight' is not sharded over", lambda: elastic.Session(model, None, None))
         fully_shard(model, mesh=shards)
     return model
 
 
-def of_all_stages(about, parameters, state):
+def schedule_of(model):
+    mesh = elastic.replica_mesh(1)
+    at, group = mesh.get_local_rank("pipeline"), mesh.get_group("pipeline")
+    stage = PipelineStage(model, at, 2, torch.device("cpu"), group=group)
+    return Schedule1F1B(stage, n_microbatches=2, loss_fn=loss_of, scale_grads=False)
+
+
+def of_all_stages(about, parameters, state, layout):
     """The parameters of both stages, whose states of an optimizer have the same names. And what pipelines refuse."""
-    assert len(state) == 4 and state[0]["step"] == 10, state
-    found = [None, None]
+    assert len(state) == len(parameters) and state[0]["step"] == 10, state
+    found = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, parameters)
-    four = boxes.Layout((4,), (3,), (0,), ("pipeline",))
+    four = dataclasses.replace(layout, mesh=(4, *layout.mesh[1:]))
     ranks.refused("a pipeline of 2 stages, and this job's model has 4", lambda: checkpoints.read(about, four))
+    if len(layout.mesh) == 1:
+        refuses_pipelines()
+    if "shard" in layout.names:
+        sampler = elastic.ElasticBatchSampler(52, global_batch=10, micro_batch=2)
+        ranks.refused("micro_batch, now 2 times the 2 shards", lambda: refusals._fit_pipeline(sampler, 2))
+    return [*found[0], *found[-1]]
+
+
+def refuses_pipelines():
     for length, micro in ((43, 2), (42, 3), (42, 4)):
         sampler = elastic.ElasticBatchSampler(length, global_batch=BATCH, micro_batch=micro)
         made = functools.partial(elastic.Session, torch.nn.Linear(2, 2), [], sampler)
         ranks.refused("all batches of a pipeline have one size", made)
     synced = torch.nn.Sequential(torch.nn.SyncBatchNorm(2))
     ranks.refused("is a SyncBatchNorm", lambda: elastic.Session(synced, [], None))
-    return [*found[0], *found[1]]
 
 
 def as_on_one_rank(parameters, norms, measured, kept):
@@ -153,10 +177,8 @@ def rank(port, way, folder, number):
         json.dumps({"step": step, "path": str(path), "digest": digest})
     )
     worker.training_is_over = lambda *_: None
-    model, schedule = divided(way, seed=number // size), None
-    if way == "pipeline":
-        stage = PipelineStage(model, number % size, size, torch.device("cpu"))
-        schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=loss_of, scale_grads=False)
+    model, staged = divided(way, seed=number // size), dimensions.get("pipeline", 1) > 1
+    schedule = schedule_of(model) if staged else None
     broken = []
 
     def breaks(session):
@@ -174,9 +196,10 @@ def rank(port, way, folder, number):
     torch.distributed.all_gather_object(told, (used, measured))
     # Of a pipeline the last stage has it
     measured, told = told[-1][1], [one for one, _ in told]
-    same = dimensions.get("tensor", 1) * dimensions.get("pipeline", 1)
-    assert all(told[at] == told[at // same * same] for at in range(size)), told
-    assert replica.readers == size // same
+    parts, in_a_row = dimensions.get("tensor", 1), size // dimensions.get("pipeline", 1)
+    assert all(told[at] == told[at % in_a_row // parts * parts] for at in range(size)), told
+    assert replica.readers == in_a_row // parts
+    assert len({json.dumps(used) for used in told}) == replica.readers, told
 
     # Each rank finds its part in the checkpoint, and the state of the optimizer with it
     torch.distributed.barrier()
@@ -191,8 +214,8 @@ def rank(port, way, folder, number):
     model.load_state_dict(mine["model"])
     other = boxes.Layout((size,), (0,), (0,), ("shard",))
     ranks.refused("the dimensions", lambda: checkpoints.read(about, other, replica.mesh_of))
-    if way == "pipeline":
-        parameters = of_all_stages(about, parameters, mine["optimizer"]["state"])
+    if staged:
+        parameters = of_all_stages(about, parameters, mine["optimizer"]["state"], replica.layout)
     if way == "both":
         # A mesh of another size reads it too
         of_four = init_device_mesh("cpu", (1, 4), mesh_dim_names=("shard", "tensor"))
@@ -208,16 +231,17 @@ def rank(port, way, folder, number):
         ranks.refused("pipeline", lambda: elastic.Session(model, None, None))
 
     if number == 0:
-        as_on_one_rank(parameters, norms, measured, None if way == "pipeline" else checkpoints.read(about)["model"])
+        as_on_one_rank(parameters, norms, measured, None if staged else checkpoints.read(about)["model"])
     os._exit(0)
 
 
 def decisions():
     assert shape_of(8) == {"shard": 8}
     assert list(shape_of(16, 2, 4).items()) == [("replicate", 2), ("shard", 2), ("tensor", 4)]
-    ranks.refused("cannot be divided into replicate=1", lambda: shape_of(6, tensor=4))
+    ranks.refused("replicate=1 copies of the model times tensor=4", lambda: shape_of(6, tensor=4))
     assert shape_of(4, pipeline=4) == {"pipeline": 4}
-    ranks.refused("a pipeline one for each of its 2 stages", lambda: shape_of(4, tensor=2, pipeline=2))
+    assert list(shape_of(16, tensor=2, pipeline=4).items()) == [("pipeline", 4), ("shard", 2), ("tensor", 2)]
+    ranks.refused("divided into pipeline=4 stages times", lambda: shape_of(6, pipeline=4))
     # What fully_shard cuts into three lies in the pieces of two parts of a layer, with the remainder in the first ones.
     cut = {"shape": [11, 2], "placements": ["_S(0, 2)", "S(0)"], "mesh": [3, 2], "names": ["shard", "tensor"]}
     layouts = [boxes.Layout((3, 2), (one, other), (0, 1), ("shard", "tensor")) for one in range(3) for other in range(2)]

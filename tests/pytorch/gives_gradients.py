@@ -98,7 +98,7 @@ def refuses_another_gradient():
             try:
                 session.backward(model(some, places).sum(), count=None if session._step.done else 4)
             except RuntimeError as error:
-                assert "a count with each batch of a step, or with none" in str(error), error
+                assert "give session.backward a count with each batch of a step, or with none" in str(error), error
                 counts = True
                 break
             session.step()

@@ -66,6 +66,8 @@ class ElasticBatchSampler:
         # `Session` sets these: whether all ranks have as many batches of a step, because they compute together; and
         # whether batches are cut from the whole step, not from each rank's part, for `same_bits`.
         self.alike = self.in_pieces = False
+        # So many ranks in a row have as many of these batches in each step.
+        self.in_a_row = 1
         # The fewest samples of a batch, if its step has so many: BatchNorm needs two.
         self.least = 1
         # What makes a batch of its samples.
@@ -189,8 +191,12 @@ class ElasticBatchSampler:
         the fewest of a batch, or a micro-batch. No part begins and ends at 0."""
         if not ranks:
             return 0, 0
-        unit = self.micro_batch if self.in_pieces else self.least
+        unit = self.micro_batch * self.in_a_row if self.in_pieces else self.least
         # Only a micro-batch may be smaller than a unit.
         units = -(-size // unit) if self.in_pieces else max(size // unit, 1)
-        first, end = (units * one // ranks for one in (rank, rank + 1))
+        row, place = divmod(rank, self.in_a_row)
+        first, end = (units * one * self.in_a_row // ranks for one in (row, row + 1))
+        if self.in_a_row > 1:
+            each = self.micro_batch * (end - first)
+            return unit * first + each * place, unit * first + each * (place + 1)
         return unit * first, size if end == units else unit * end

@@ -95,6 +95,25 @@ class Histories(unittest.TestCase):
                 state = choose.choice(samplers).state_dict()
             self.assertEqual(sorted(used), list(range(length)), f"seed {seed}")
 
+    def test_ranks_of_a_row_have_as_many_batches_of_one_size(self):
+        choose = random.Random(seed := random.SystemRandom().getrandbits(32))
+        for _ in range(100):
+            micro, row, rows, units = (choose.randint(1, most) for most in (3, 3, 4, 6))
+            unit = micro * row
+            length, size = unit * choose.randint(units, 3 * units), row * rows
+            samplers = [of_rank(rank, size, length, unit * units, micro_batch=micro) for rank in range(size)]
+            used = []
+            while samplers[0].epoch == 0:
+                for sampler in samplers:
+                    sampler.alike, sampler.in_pieces, sampler.in_a_row = True, True, row
+                    sizes, batches = sampler.micro_batches(), iter(sampler)
+                    used += [place for batch in sizes for place in next(batches)[: batch or 0]]
+                    self.assertEqual(sizes, samplers[sampler.rank // row * row].micro_batches(), f"seed {seed}")
+                    self.assertLessEqual(set(sizes), {0, micro}, f"seed {seed}")
+                for sampler in samplers:
+                    sampler.advance()
+            self.assertEqual(sorted(used), list(range(length)), f"seed {seed}")
+
     def test_a_step_has_one_size(self):
         for wrong in ({}, {"global_batch": 4, "rank_batch": 2}, {"rank_batch": 0}, {"rank_batch": 2, "drop_last": True}):
             with self.assertRaises(ValueError):

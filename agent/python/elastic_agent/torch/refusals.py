@@ -62,7 +62,7 @@ def fit(sampler: ElasticBatchSampler | Streams, model: torch.nn.Module, replica:
     if replica.mesh is not None:
         sampler.alike = True
     if replica.stages > 1:
-        _fit_pipeline(sampler)
+        _fit_pipeline(sampler, replica.readers)
     if not same_bits:
         return
     if replica.mesh is not None:
@@ -75,15 +75,18 @@ def fit(sampler: ElasticBatchSampler | Streams, model: torch.nn.Module, replica:
     sampler.in_pieces = True
 
 
-def _fit_pipeline(sampler: ElasticBatchSampler) -> None:
-    """Its stages send each other what has the same shape in all batches."""
-    size, step = sampler.micro_batch, sampler.rank_batch or sampler.global_batch
-    if step % size or (sampler.length % size and not sampler.drop_last):
+def _fit_pipeline(sampler: ElasticBatchSampler, readers: int) -> None:
+    """Its stages send each other what has the same shape in all batches. What several ranks of a stage compute is mixed
+    before the batch's share of the step can be counted: so it is the same for all of them."""
+    size, step = sampler.micro_batch, (sampler.rank_batch or 0) * readers or sampler.global_batch
+    if step % (size * readers) or (sampler.length % (size * readers) and not sampler.drop_last):
+        times = f" times the {readers} shards of a stage" if readers > 1 else ""
         raise ValueError(
-            f"all batches of a pipeline have one size: give the sampler a micro_batch, now {size}, that divides the "
-            f"{step} samples of a step, and drop_last=True or a number of samples that it divides, now {sampler.length}"
+            f"all batches of a pipeline have one size: give the sampler a micro_batch, now {size}{times}, that divides "
+            f"the {step} samples of a step, and drop_last=True or a number of samples that it divides, now "
+            f"{sampler.length}"
         )
-    sampler.in_pieces, sampler.least = True, size
+    sampler.in_pieces, sampler.least, sampler.in_a_row = True, size, readers
 
 
 def _fit_streams(model: torch.nn.Module, replica: Replica, same_bits: bool) -> None:

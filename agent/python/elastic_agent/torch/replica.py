@@ -66,9 +66,10 @@ def replica_mesh(
       this name: give `fully_shard` the mesh `mesh["replicate", "shard"]`.
     - The other dimension is named "shard", and has the workers that are left. If they are several, `fully_shard` has to
       divide all that is trained over it.
-    - pipeline: the number of all workers, each of which holds a stage of the model that the others do not have, and reads
-      the same samples. It trains `PipelineStage(stage, mesh.get_local_rank(), …)` by `Session.backward_pass`. The mesh has
-      this dimension alone.
+    - pipeline: into so many stages the model is divided, whose workers read the same samples. The mesh has then a first
+      dimension of this name, and "shard" only if workers are left for it. A worker trains `PipelineStage(stage,
+      mesh.get_local_rank("pipeline"), …, group=mesh.get_group("pipeline"))` by `Session.backward_pass`. Its stage may be
+      divided over the other dimensions.
 
     Raises ValueError if the workers cannot be divided so.
 
@@ -95,20 +96,15 @@ def replica_mesh(
 
 def shape_of(workers: int, replicate: int = 1, tensor: int = 1, pipeline: int = 1) -> dict[str, int]:
     """The names and sizes of the dimensions of a replica's mesh. Raises ValueError if so many workers do not fill it."""
-    if pipeline != 1:
-        if (pipeline, replicate, tensor) != (workers, 1, 1):
-            raise ValueError(
-                f"a replica has {workers} workers, and a pipeline one for each of its {pipeline} stages: give the "
-                "replica as many, without replicate and tensor"
-            )
-        return {"pipeline": pipeline}
-    if replicate < 1 or tensor < 1 or workers % (replicate * tensor):
+    known = pipeline * replicate * tensor
+    if min(pipeline, replicate, tensor) < 1 or workers % known:
         raise ValueError(
-            f"a replica has {workers} workers, which cannot be divided into replicate={replicate} copies of the model "
-            f"times tensor={tensor} parts of a layer"
+            f"a replica has {workers} workers, which cannot be divided into pipeline={pipeline} stages times "
+            f"replicate={replicate} copies of the model times tensor={tensor} parts of a layer: the product of these has "
+            "to divide the workers, which are --nproc-per-node times the nodes of a replica"
         )
-    shape = {"replicate": replicate, "shard": workers // (replicate * tensor), "tensor": tensor}
-    return {name: size for name, size in shape.items() if name == "shard" or size > 1}
+    shape = {"pipeline": pipeline, "replicate": replicate, "shard": workers // known, "tensor": tensor}
+    return {name: size for name, size in shape.items() if size > 1 or (name == "shard" and pipeline == 1)}
 
 
 def has_foreign_group() -> bool:
@@ -127,16 +123,19 @@ class Replica:
         """Raises ValueError for a model that is divided in a way that no session can train."""
         # Into how many stages a pipeline divides the model.
         self.stages = _size_along(_mesh, "pipeline")
-        if _mesh is not None and worker.available() and self.stages == 1 and len(set(_gather(fingerprint(model)))) > 1:
-            raise ValueError(
-                "the workers of this replica hold different layers: for the stages of a pipeline call "
-                "elastic_agent.torch.replica_mesh(…, pipeline=STAGES)"
-            )
+        if _mesh is not None and worker.available():
+            stage = _mesh.get_local_rank("pipeline") if self.stages > 1 else 0
+            if len(set(_gather((stage, fingerprint(model))))) > self.stages:
+                raise ValueError(
+                    "the workers of a replica, or of a stage, hold different layers: for the stages of a pipeline call "
+                    "elastic_agent.torch.replica_mesh(…, pipeline=STAGES)"
+                )
         self.mesh = _mesh_of(model)
         self.size = 1 if self.mesh is None else self.mesh.size()
         # How many of its ranks compute on samples of their own. Those of one pipeline, and those that hold parts of the
         # same layers in a row, read the same samples. The first of them is the one that counts.
-        self.readers = self.size // _size_along(self.mesh, "tensor") // self.stages
+        self._tensor = _size_along(self.mesh, "tensor")
+        self.readers = self.size // self._tensor // self.stages
         # Which part of the model this rank has. None where it has all of it.
         self.layout = None if self.mesh is None else _layout_on(self.mesh)
         # A value that only the ranks of this replica share, as long as they live.
@@ -152,13 +151,14 @@ class Replica:
 
     def among_readers(self, place: dict[str, Any]) -> tuple[int, int]:
         """This rank's place among all ranks of the round that read samples of their own, and how many these are."""
-        same = self.size // self.readers
-        return place["rank"] // same, place["world_size"] // same
+        replica, part = divmod(place["rank"], self.size)
+        own = part % (self.size // self.stages) // self._tensor
+        return replica * self.readers + own, place["world_size"] // self.size * self.readers
 
     @property
     def is_reader(self) -> bool:
         """Whether this rank is the one that counts of those that read the same samples."""
-        return self.part % (self.size // self.readers) == 0
+        return self.part < self.size // self.stages and self.part % self._tensor == 0
 
     @property
     def part(self) -> int:
@@ -186,10 +186,9 @@ class Replica:
 
     def _copies(self, parameter: torch.nn.Parameter) -> int:
         """How many ranks of the replica hold the same piece of a parameter."""
-        if not is_sharded(parameter):
-            return self.size // self.stages
-        pairs = zip(parameter.device_mesh.shape, map(str, parameter.placements))
-        return self.size // math.prod(size for size, one in pairs if sharded_dimension(one) is not None)
+        pairs = zip(parameter.device_mesh.shape, map(str, parameter.placements)) if is_sharded(parameter) else ()
+        pieces = math.prod(size for size, one in pairs if sharded_dimension(one) is not None)
+        return self.size // self.stages // pieces
 
     def together(self, operation: Callable[[], Sequence[float] | None]) -> tuple[float, ...]:
         """Runs what this rank does with its peers, on all ranks of the replica. Returns the sums of the few numbers that
@@ -277,8 +276,8 @@ def _mesh_of(model: torch.nn.Module) -> Any:
     """What the model is divided over. None if every rank holds all of it."""
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     sharded = [(name, one) for name, one in model.named_parameters() if is_sharded(one)]
-    if not sharded:
-        return _mesh if _size_along(_mesh, "pipeline") > 1 else None
+    if not sharded and _size_along(_mesh, "pipeline") == 1:
+        return None
     for name, one in sharded:
         if _mesh is None or _along(_mesh, one.device_mesh.mesh_dim_names) != one.device_mesh:
             raise ValueError(
@@ -287,12 +286,12 @@ def _mesh_of(model: torch.nn.Module) -> Any:
                 f"{_OTHERWISE}"
             )
     # Along these fully_shard takes the mean of the gradients that ranks compute.
-    means = {name for name, size in zip(_mesh.mesh_dim_names, _mesh.shape) if size > 1 and name != "tensor"}
+    means = {name for name, size in zip(_mesh.mesh_dim_names, _mesh.shape) if size > 1} - {"pipeline", "tensor"}
     for name, one in trained:
         if lacks := means - set(_dimensions_of(one)):
             raise ValueError(
-                f"the parameter {name!r} is not sharded over {' and '.join(sorted(lacks))}, and others are: call "
-                "fully_shard on the whole model, too"
+                f"the parameter {name!r} is not sharded over {' and '.join(sorted(lacks))}: call fully_shard on the "
+                "whole model, too"
             )
     return _mesh
 

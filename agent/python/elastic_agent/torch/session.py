@@ -302,7 +302,7 @@ class Session(Asking):
         batches and ranks, divided by the sum of all counts."""
         if self._replica.stages > 1:
             raise RuntimeError("a pipeline's backward pass is `with session.backward_pass(): schedule.step(…)`")
-        share = self._share(count)
+        share = self._share("session.backward", count)
         self._end_batch(lambda: self._training.scaled(loss * share).backward())
         if self._step.lost is None:
             self._step.loss = loss.detach() if count is None else loss.detach() / max(count, 1)
@@ -318,13 +318,14 @@ class Session(Asking):
         schedule `scale_grads=False`. All batches have `micro_batch` samples."""
         if self._replica.stages == 1:
             raise RuntimeError("session.backward_pass is for a pipeline, of replica_mesh(…, pipeline=STAGES)")
-        with self._gradients.counting(self._share(count)):
+        with self._gradients.counting(self._share("session.backward_pass", count)):
             yield
         self._end_batch(lambda: None)
 
-    def _share(self, count: float | None) -> float:
-        """How much the loss of the batch under way counts, or its gradient."""
+    def _share(self, called: str, count: float | None) -> float:
+        """How much the loss of the batch under way counts, or its gradient. called: how the script asks."""
         step, readers = self._step, self._replica.readers
+        step.begin_backward(called, counted=count is not None)
         if self._streams:
             # How many samples a step has, the ranks learn with its sum.
             return step.share(count, readers) if count is not None else step.size * step.share(step.size, readers)
@@ -336,8 +337,7 @@ class Session(Asking):
             self._add(compute)
         elif step.lost is None:
             self._sum_up(compute)
-        step.turn = Turn.STEP
-        step.done += step.lost is None
+        step.turn, step.done = Turn.STEP, step.done + (step.lost is None)
 
     @property
     def step_is_complete(self) -> bool:

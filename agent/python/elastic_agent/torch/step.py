@@ -52,17 +52,20 @@ class Step:
 
     @property
     def size(self) -> int:
-        """The samples of the batch under way. Raises RuntimeError if there is none."""
-        if self.turn is not Turn.BACKWARD:
-            raise RuntimeError("session.backward is for a batch of session.steps, once for each")
+        """The samples of the batch under way."""
         return self.batches[self.done]
+
+    def begin_backward(self, called: str, *, counted: bool) -> None:
+        """called: what the script has called, counted with a count. Raises RuntimeError if it is not for a batch now."""
+        if self.turn is not Turn.BACKWARD:
+            raise RuntimeError(f"{called} is for a batch of session.steps, once for each")
+        if self.done and counted is (self.count is None):
+            raise RuntimeError(f"give {called} a count with each batch of a step, or with none")
 
     def share(self, count: float | None, readers: int, whole: int = 1) -> float:
         """How much the loss of the batch under way counts, on one of a replica's `readers` in a step of `whole` samples:
         a mean, or a sum over `count`."""
         size = self.size
-        if self.done and (count is None) is not (self.count is None):
-            raise RuntimeError("give session.backward a count with each batch of a step, or with none")
         if count is None:
             # A sharded model's gradients are means over the ranks that read.
             return size * readers / whole

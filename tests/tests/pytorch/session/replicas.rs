@@ -17,8 +17,18 @@ fn the_ranks_of_a_replica_come_to_one_decision() {
 /// What a replica's ranks divide among them besides the parameters, they train as one rank does that has all.
 #[test]
 fn the_ranks_of_a_replica_divide_layers_and_copies() {
+    divide_replicas(&["both", "copies", "pipeline", "staged-shards"]);
+}
+
+#[test]
+#[ignore = "half a minute: `make chaos` runs it"]
+fn the_ranks_of_a_replica_divide_stages_and_parts_of_layers() {
+    divide_replicas(&["tensor", "staged-parts"]);
+}
+
+fn divide_replicas(ways: &[&str]) {
     let Some(torch) = Torch::find() else { return };
-    for way in ["tensor", "both", "copies", "pipeline"] {
+    for way in ways {
         meet_without_agents(&torch, "divides_replicas.py", &[way]);
     }
 }
