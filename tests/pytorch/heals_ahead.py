@@ -4,8 +4,11 @@ the others compute a step meanwhile, with all its samples. The rank that feeds i
 feeds it breaks in its round: then it gets all in a round. What an agent says is simulated."""
 
 import os
+import socket
 import sys
+import threading
 import time
+import types
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -14,6 +17,8 @@ import elastic_agent.torch as elastic
 import ranks
 from elastic_agent import worker
 from elastic_agent.torch import feed, heal
+from elastic_agent.torch.group import Group
+from elastic_agent.torch.membership import Membership
 
 SAMPLES, BATCH, SKIPPED, MORE, LIMIT = 1200, 12, 6, 8, 30
 # Seconds that the rest takes, and that the others compute in that step.
@@ -111,6 +116,7 @@ class Newcomer:
         compare = heal.Healing._that_differ
 
         def compared(healing, tensors, bits):
+            assert is_sent_at_once(healing._connection)
             self.compared = sum(one is not None for one in tensors)
             found = compare(healing, tensors, bits)
             self.wanted = [None if tensors[at] is None else tuple(tensors[at].shape) for at in found]
@@ -128,6 +134,27 @@ class Newcomer:
         return agent.quiesce(0)
 
 
+def is_sent_at_once(connection):
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+def counts_sums():
+    """How many sums a rank waits for in each group until it knows who gives a state to whom."""
+    start, agree, found = Group.start_sum, Membership._agree, []
+
+    def starts(group, tensor):
+        group.sums = getattr(group, "sums", 0) + 1
+        return start(group, tensor)
+
+    def agrees(members, told):
+        value = agree(members, told)
+        found.append(members.group.sums)
+        return value
+
+    Group.start_sum, Membership._agree = starts, agrees
+    return found
+
+
 def heals(number):
     send = feed._Feed._send_rest
 
@@ -137,7 +164,10 @@ def heals(number):
 
     feed._Feed._send_rest = slowly
     if number < 2:
+        sums = counts_sums()
         train(number, computes=COMPUTES)
+        # In the second group: who has NCCL, and all else.
+        assert sums[1:] == [2], sums
         # It did not wait for the newcomer before it computed, and had all samples that the newcomer had not.
         assert paused[number] < REST and first.tolist() == [BATCH / 2, BATCH / 2, 0], (paused, first)
         return
@@ -196,6 +226,29 @@ def lags(number):
     assert begins > feed._STEPS and newcomer.compared == 0, newcomer.compared
 
 
+def a_step_waits_until_the_one_before_is_sent():
+    """However small its gradients are: what waits when the newcomer's round forms is in the way of that round."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here, there = socket.create_connection(server.getsockname()), server.accept()[0]
+    sends, send, forming = threading.Event(), feed.send, worker.forming
+    feed.send, worker.forming = lambda *what: sends.wait(LIMIT) and send(*what), lambda: None
+    training = types.SimpleNamespace(model=torch.nn.Linear(1, 1), optimizers=[], step_number=1)
+    one = feed._Feed(here, 1, training, timeout=LIMIT)
+    assert is_sent_at_once(here)
+    one.after_step()
+    # The step before took long.
+    one._asked -= LIMIT
+    step = threading.Thread(target=one.before_step)
+    step.start()
+    step.join(0.3)
+    assert step.is_alive()
+    sends.set()
+    step.join(LIMIT)
+    assert not step.is_alive() and not one.over
+    one.end(), there.close()
+    feed.send, worker.forming = send, forming
+
+
 def rank(port, number, case, first):
     global agent
     agent = Agent(port, number, first, lost=case is dies)
@@ -205,6 +258,7 @@ def rank(port, number, case, first):
 if __name__ == "__main__":
     # The first optimizer of a process costs seconds of imports.
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    a_step_waits_until_the_one_before_is_sent()
     for at, case in enumerate((heals, dies, breaks, lags)):
         for one in (done, ready, ends, slowest, paused, first):
             one.zero_()

@@ -58,6 +58,14 @@ def can_heal(training: Progress) -> bool:
     return not fused and all(type(one).__module__.startswith("torch.optim.") for one in optimizers)
 
 
+def at_once(connection: socket.socket, timeout: float) -> socket.socket:
+    """A connection for which each piece may take `timeout` seconds. A short piece does not wait until the one before is
+    acknowledged: where the other end has to answer first, that takes 40 ms."""
+    connection.settimeout(timeout)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
 def send(connection: socket.socket, description: Any, tensors: list[torch.Tensor]) -> None:
     """Sends a value that is taken apart. Each piece may take the connection's timeout. Raises OSError."""
     text = tree.to_bytes(description)
@@ -109,9 +117,8 @@ class _Feed:
     """What one newcomer gets. The session's thread queues it, and another sends it."""
 
     def __init__(self, connection: socket.socket, number: int, training: Training, timeout: float) -> None:
-        connection.settimeout(timeout)
         self.number = number
-        self._connection, self._training, self._timeout = connection, training, timeout
+        self._connection, self._training, self._timeout = at_once(connection, timeout), training, timeout
         parameters = list(enumerate(training.model.parameters()))
         self._has, self._lacks = [], collections.deque(parameters)
         self._part = max(_PART, sum(map(self._bytes, (one for _, one in parameters))) // _PARTS)
@@ -134,9 +141,9 @@ class _Feed:
         where a round waits for it."""
         pace = 0 if worker.forming() else time.monotonic() - self._asked
         with self._moved:
-            self._moved.wait_for(lambda: self.over or self._ends or not self._has_more_than(0), pace)
+            self._moved.wait_for(lambda: self.over or self._ends or not self._steps_waiting(), pace)
             # One that has a place takes part in a step when it has all.
-            if self._ends or self._has_more_than(_STEPS) or _has_ended(self._connection):
+            if self._ends or self._is_too_slow() or _has_ended(self._connection):
                 self.end()
             idle, is_due = not self._queue, not any("part" in one for one, _ in self._queue)
         self._asked = time.monotonic()
@@ -198,10 +205,10 @@ class _Feed:
             self._queue.append(({"state": json.dumps(description)}, tensors))
             self._moved.notify_all()
 
-    def _has_more_than(self, steps: int) -> bool:
-        """Whether more steps than so many wait, and not only small ones."""
+    def _is_too_slow(self) -> bool:
+        """Whether many steps wait, and not only small ones."""
         gradients = sum(_size(one) for described, some in self._queue if "gradients" in described for one in some)
-        return self._steps_waiting() > steps and gradients > _STEPS_BYTES * max(steps, 1) / _STEPS
+        return self._steps_waiting() > _STEPS and gradients > _STEPS_BYTES
 
     def _steps_waiting(self) -> int:
         """How many steps are done here, and not sent to their ends."""

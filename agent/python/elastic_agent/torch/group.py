@@ -8,6 +8,7 @@ import json
 import math
 import os
 import select
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -31,6 +32,9 @@ _ARRIVES = 0.3
 
 # How long ranks that are all there may take to connect.
 _MEETING = datetime.timedelta(seconds=5)
+
+# A text is gathered with its length. Bytes that one sum has room for.
+_LENGTH, _SHORT = struct.Struct(">Q"), 248
 
 # Seconds after which a rank tells those that wait for it that it is still at work.
 _STILL_AT_WORK = 1.0
@@ -230,13 +234,21 @@ class Group:
         return [int(one) for one in numbers]
 
     def gather_texts(self, text: str) -> list[str]:
-        """Every rank's text, in the order of ranks."""
+        """Every rank's text, in the order of ranks. Where one is long this takes two sums."""
         own = text.encode()
-        lengths = self.gather(len(own))
-        every = torch.zeros(self.size, max(1, *lengths), dtype=torch.uint8)
+        rows = self._gather_rows(_LENGTH.pack(len(own)) + own[:_SHORT], _LENGTH.size + _SHORT)
+        lengths = [_LENGTH.unpack_from(row)[0] for row in rows]
+        rows = [row[_LENGTH.size :] for row in rows]
+        if max(lengths) > _SHORT:
+            rows = self._gather_rows(own, max(lengths))
+        return [row[:length].decode() for row, length in zip(rows, lengths)]
+
+    def _gather_rows(self, own: bytes, length: int) -> list[bytes]:
+        """Every rank's bytes, followed by zeros up to `length`."""
+        every = torch.zeros(self.size, length, dtype=torch.uint8)
         every[self.rank, : len(own)] = torch.tensor(list(own), dtype=torch.uint8)
         self.finish(self.start_sum(every))
-        return [bytes(one[:length].tolist()).decode() for one, length in zip(every, lengths)]
+        return [bytes(row.tolist()) for row in every]
 
     def has_lost_a_peer(self) -> bool:
         """Whether a connection to another rank has ended."""

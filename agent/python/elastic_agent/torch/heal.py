@@ -172,7 +172,7 @@ def begin(training: Any, word: int, timeout: float) -> Healing | None:
         host, port, token, theirs = json.loads(store.get(f"feed/{1 + secrets.randbelow(count)}"))
         if theirs != word:
             return None
-        connection = socket.create_connection((host, port), timeout)
+        connection = feed.at_once(socket.create_connection((host, port), timeout), timeout)
         number = secrets.randbits(62) + 1
         connection.sendall(bytes.fromhex(token) + feed.NUMBER.pack(number))
     except (OSError, RuntimeError, ValueError):

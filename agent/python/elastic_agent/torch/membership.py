@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .. import worker
 from . import checkpoints, heal, sessions, state
@@ -32,6 +32,21 @@ from .state import Progress
 
 # Seconds to wait for a worker that may bring the newest state back.
 _RETURN = 60.0
+
+
+class _Told(NamedTuple):
+    """What a rank tells the others of a new group."""
+
+    # Its session.
+    word: int
+    # How many steps its state has done, -1 if it has none; and the furthest that it knows of.
+    step: int
+    known: int
+    # Whether its script does what follows the loop next.
+    loop_ends: bool
+    # By what number another rank has fed it, or 0; and the newcomers that it has fed.
+    follows: int
+    feeds: list[int]
 
 
 class Membership:
@@ -306,9 +321,10 @@ class Membership:
         to meet them again."""
         group = self.group
         group.join(timeout=self._operation_timeout, outdated=lambda: worker.forming() is not None, nccl=self._nccl)
-        words = group.gather(self._which.word)
+        told = [_Told(*json.loads(one)) for one in group.gather_texts(json.dumps(self._tells()))]
+        words = [one.word for one in told]
         if len(set(words)) == 1:
-            return [self._agree()]
+            return [self._agree(told)]
         first, receivers = sessions.behind(words)
         if len(receivers) == group.size:
             names = [f"{name!r} on rank {rank}" for rank, name in enumerate(group.gather_texts(self._which.name))]
@@ -326,22 +342,24 @@ class Membership:
         value = state.share(group, lambda: sessions.result(first, mesh), holders, receivers, mesh)
         return [value] if self.completed else []
 
-    def _agree(self) -> Any:
+    def _tells(self) -> _Told:
+        step, healing = self._training.step_number, self._healing
+        if self.departure.phase is Phase.STARTING:
+            step = -1 if self._left is None else self._left
+        follows = healing.number() if healing else 0
+        return _Told(self._which.word, step, self._known, self.loop_ends, follows, self.feeds.numbers())
+
+    def _agree(self, told: list[_Told]) -> Any:
         """Gives all ranks the state that `choose` chooses; without any, what rank 0 began with. Returns what this rank
         is to load, None if it has that state."""
-        group, mesh = self.group, self._replica.mesh_of
+        group, healing, mesh = self.group, self._healing, self._replica.mesh_of
         checkpoint = self._disk.own(self.place.get("checkpoint"), self._which.name)
-        mine, healing = self._training.step_number, self._healing
-        if self.departure.phase is Phase.STARTING:
-            mine = -1 if self._left is None else self._left
-        own = [mine, self.loop_ends, healing.number() if healing else 0, self.feeds.numbers()]
-        steps, ends, follows, fed = zip(*map(json.loads, group.gather_texts(json.dumps(own))))
-        self.are_alike = all(ends) and len(set(steps)) == 1
-        offers = [[Offer(step)] if step >= 0 else [] for step in steps]
+        self.are_alike = all(one.loop_ends for one in told) and len({one.step for one in told}) == 1
+        offers = [[Offer(one.step)] if one.step >= 0 else [] for one in told]
         choice = choose(offers, checkpoint["step"] if checkpoint else None)
-        self._wait_for_newer(choice.step)
-        given = {number for rank in choice.holders for number in fed[rank]}
-        healed = [rank for rank, number in enumerate(follows) if number in given and rank not in choice.holders]
+        self._wait_for_newer(choice.step, max(one.known for one in told))
+        given = {number for rank in choice.holders for number in told[rank].feeds}
+        healed = [rank for rank, one in enumerate(told) if one.follows in given and rank not in choice.holders]
         if healing and group.rank not in healed:
             healing.end()
         if choice.source == "nothing":
@@ -361,7 +379,7 @@ class Membership:
         value = state.share(group, self._training.value, holders, receivers, mesh)
         # The others begin a step, and take the part of those that still get what they lack.
         self._training.set_place(*self._replica.among_readers(self.place), healed)
-        self.feeds.end_with_rest([follows[rank] for rank in healed])
+        self.feeds.end_with_rest([told[rank].follows for rank in healed])
         return self._rest() if group.rank in healed else value
 
     def _rest(self) -> Any:
@@ -385,10 +403,9 @@ class Membership:
                 "begin again at step 0, start all agents with --fresh, or with another --rdzv-id"
             )
 
-    def _wait_for_newer(self, newest: int) -> None:
-        """The rank with a state newer than `newest` died before another rank had it. With snapshots it is still in its
-        agent's memory, and comes back with that agent's next worker: this waits for it."""
-        known = max(self.group.gather(self._known))
+    def _wait_for_newer(self, newest: int, known: int) -> None:
+        """If a rank with a state newer than `newest` died before another rank had it: with snapshots it is still in its
+        agent's memory, and comes back with that agent's next worker. This waits for it. known: the newest of any rank."""
         self._known = max(newest, known)
         if newest < known and self._disk.snapshot_every is None:
             if newest:
