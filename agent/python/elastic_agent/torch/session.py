@@ -325,7 +325,7 @@ class Session(Asking):
     def _share(self, called: str, count: float | None) -> float:
         """How much the loss of the batch under way counts, or its gradient. called: how the script asks."""
         step, readers = self._step, self._replica.readers
-        step.begin_backward(called, counted=count is not None)
+        step.begin_backward(called, counted=self._streams is not None or count is not None)
         if self._streams:
             # How many samples a step has, the ranks learn with its sum.
             return step.share(count, readers) if count is not None else step.size * step.share(step.size, readers)
