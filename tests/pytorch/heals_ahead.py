@@ -245,8 +245,22 @@ def a_step_waits_until_the_one_before_is_sent():
     sends.set()
     step.join(LIMIT)
     assert not step.is_alive() and not one.over
+    # It has all parameters now, and a step may wait for longer.
+    assert not one._lacks and waits(one, 1.0) >= 3.0
+    one._lacks.append(one._has[0])
+    assert waits(one, 1.0) < 3.0
     one.end(), there.close()
     feed.send, worker.forming = send, forming
+
+
+def waits(one, step):
+    """How long a step may wait if the one before took so many seconds."""
+    found, wait_for = [], one._moved.wait_for
+    one._moved.wait_for = lambda predicate, seconds=None: found.append(seconds) or wait_for(predicate, seconds)
+    one._asked = time.monotonic() - step
+    one.before_step()
+    one._moved.wait_for = wait_for
+    return next(seconds for seconds in found if seconds != one._timeout / 4)
 
 
 def rank(port, number, case, first):

@@ -42,6 +42,8 @@ _PIECE = 4 << 20
 _PART, _PARTS, _APPLIED = 16 << 20, 16, 32 << 20
 # The most steps that wait to be sent, unless they take less than so many bytes.
 _STEPS, _STEPS_BYTES = 4, 64 << 20
+# How many times as long as the one before a step may wait for a newcomer that has all parameters.
+_LAST_WAITS = 3
 # Newcomers that one rank feeds, and seconds for a first word: a secret, and the newcomer's number.
 _NEWCOMERS, _GREETING = 2, 5.0
 _TOKEN = 16
@@ -137,9 +139,9 @@ class _Feed:
         threading.Thread(target=self._send, name="elastic-session-feed", daemon=True).start()
 
     def before_step(self) -> None:
-        """The gradients of a step are there. A step may wait for the newcomer as long as the one before took, and not
-        where a round waits for it."""
-        pace = 0 if worker.forming() else time.monotonic() - self._asked
+        """The gradients of a step are there. A step may wait for the newcomer as long as the one before took, and longer
+        when it has all parameters: what is left then, all wait for in its round. Not where a round waits for this."""
+        pace = (time.monotonic() - self._asked) * (1 if self._lacks else _LAST_WAITS) * (worker.forming() is None)
         with self._moved:
             self._moved.wait_for(lambda: self.over or self._ends or not self._steps_waiting(), pace)
             # One that has a place takes part in a step when it has all.
