@@ -48,13 +48,16 @@ async fn a_state_that_is_being_sent_when_its_only_holder_dies_comes_back_from_me
     scene.ends_as_undisturbed(&torch, "gpt").await;
 }
 
+/// The moments that are missing here, a backward pass and its first sum, the next two tests have.
 #[tokio::test]
-async fn a_gpt_outlives_a_kill_in_each_moment() {
+async fn a_gpt_outlives_a_kill_in_most_moments() {
     let Some(torch) = Torch::find() else { return };
     let mut scene = Scene::start(&torch, &["gpt"]).await;
     scene.grows().await;
     for (number, (phase, who)) in PHASES.into_iter().zip(VICTIMS.into_iter().cycle()).enumerate() {
-        scene.dies(phase, who, number).await;
+        if !["backward", "first sum"].contains(&phase) {
+            scene.dies(phase, who, number).await;
+        }
     }
     scene.ends_as_undisturbed(&torch, "gpt").await;
 }
