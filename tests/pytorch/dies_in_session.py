@@ -142,7 +142,8 @@ middle.register_full_backward_hook(lambda *_: die_if_ordered("backward"))
 
 
 def tell(event, **facts):
-    place = {"round": int(os.environ["ELASTIC_ROUND"]), "rank": session.rank, "size": session.world_size}
+    # The environment may have the next round's already, while this rank does the rest of a step that is lost.
+    place = {"round": session._members.place["round"], "rank": session.rank, "size": session.world_size}
     harness.trace(event, pid=os.getpid(), at=time.monotonic(), step=session.step_number, **{**facts, **place})
 
 
