@@ -14,9 +14,11 @@ tests=(
     'test(/^(operator|operator_doctor)::/)'
     'test(/^agents::in_between::/)'
 )
+# The jobs of the campaign's sample: minutes.
+SAMPLE=12
 failed=0
 table=$(printf '%-8s' etcd)
-for column in "${columns[@]}"; do table+=$(printf '%14s' "$column"); done
+for column in "${columns[@]}" campaign; do table+=$(printf '%14s' "$column"); done
 
 # Runs tests on a release; prints how many passed, by the last lines of the run.
 run() {
@@ -26,6 +28,16 @@ run() {
     out=$(ELASTIC_ETCD=$1 scripts/step.sh "etcd $1: $3" "$nextest" nextest run --locked --package elastic-tests \
         --no-fail-fast --run-ignored "$ignored" -E "${2//RELEASE/${1/./_}}" 2>&1 | tee >(cat >&2)) || code=$?
     sed -n 's/.*Summary.* tests\{0,1\} run: \([0-9]*\) passed.*/\1/p' <<<"$out" | tail -n 1
+    return "$code"
+}
+
+# Runs some jobs of the campaign on a release, the same on each; prints how many were judged.
+campaign() {
+    local setting=etcd-$1 out code=0
+    [[ $1 != 3.4 ]] || setting=plain
+    out=$(scripts/step.sh "etcd $1: campaign" "${CARGO_TARGET_DIR:-target}/debug/elastic-campaign" --setting "$setting" \
+        --sample "$SAMPLE" --seed 50 2>&1 | tee >(cat >&2)) || code=$?
+    grep -c ' s without a step' <<<"$out" || true
     return "$code"
 }
 
@@ -41,6 +53,8 @@ for release; do
             told="$passed, NOT ALL" failed=1
         row+=$(printf '%14s' "$told")
     done
+    passed=$(campaign "$release") && told="$passed jobs" || told="$passed, NOT ALL" failed=1
+    row+=$(printf '%14s' "$told")
     table+=$'\n'$row
 done
 echo "$table"

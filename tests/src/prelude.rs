@@ -21,7 +21,8 @@ pub use crate::agents::{
 };
 pub use crate::balancer::Balancer;
 pub use crate::etcd::{
-    Certs, EtcdCluster, EtcdOptions, EtcdServer, etcd_of, free_port, signed_tokens, usual_etcd, version_server,
+    Certs, EtcdCluster, EtcdOptions, EtcdServer, RELEASES, etcd_of, free_port, signed_tokens, usual_etcd,
+    version_server,
 };
 pub use crate::in_process::{InProcessNode, quick_spec, start_node};
 pub use crate::percentile::{Spread, percentile};

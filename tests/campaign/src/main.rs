@@ -75,7 +75,7 @@ struct Options {
     #[arg(long = "stage", value_name = "NAME", value_enum, hide_possible_values = true)]
     stages: Vec<Stage>,
     /// What the jobs are made of: plain (elastic-trainer on the installed etcd), pytorch (workers of PyTorch), secured
-    /// (certificates for all, and users of etcd whose tokens last 3 s) or etcd-3.5
+    /// (certificates for all, and users of etcd whose tokens last 3 s), etcd-3.5, etcd-3.6 or etcd-3.7
     #[arg(long, value_name = "NAME", value_enum, hide_possible_values = true, default_value = "plain")]
     setting: Setting,
     /// Run only N of these jobs, drawn by the seed

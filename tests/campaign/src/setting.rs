@@ -22,6 +22,10 @@ pub(crate) enum Setting {
     Secured,
     #[value(name = "etcd-3.5")]
     Etcd35,
+    #[value(name = "etcd-3.6")]
+    Etcd36,
+    #[value(name = "etcd-3.7")]
+    Etcd37,
 }
 
 impl Setting {
@@ -33,9 +37,12 @@ impl Setting {
     }
 
     pub(crate) fn etcd(self) -> Result<PathBuf> {
-        match self {
-            Setting::Etcd35 => etcd_of("3.5").context("no etcd 3.5: scripts/setup.sh test fetches it"),
-            _ => Ok(Path::new("etcd").to_owned()),
-        }
+        let release = match self {
+            Setting::Etcd35 => "3.5",
+            Setting::Etcd36 => "3.6",
+            Setting::Etcd37 => "3.7",
+            _ => return Ok(Path::new("etcd").to_owned()),
+        };
+        etcd_of(release).with_context(|| format!("no etcd {release}: scripts/setup.sh test gets it"))
     }
 }

@@ -19,7 +19,8 @@ use std::time::Duration;
 use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdTls};
 use elastic_store::{Revision, Store};
 use etcd_client::{
-    Certificate, Client, ConnectOptions, Identity, MemberAddOptions, Permission, PermissionType, TlsOptions,
+    Certificate, Client, ConnectOptions, DowngradeOptions, Identity, MemberAddOptions, Permission, PermissionType,
+    TlsOptions,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -415,6 +416,33 @@ impl EtcdCluster {
         let pid = server.pid().expect("a learner that runs");
         eventually("the learner listens", READY, async || process::owns_port(pid, client_port).then_some(())).await;
         self.members.push(server);
+    }
+
+    /// Gives that member a vote, once it has what the others have, and waits until it serves.
+    pub async fn promote_learner(&mut self) {
+        let first = &self.members[0];
+        let listed = first.client().await.member_list().await.expect("the members");
+        let id = listed.members().iter().find(|member| member.is_learner()).expect("a learner").id();
+        eventually("the learner is promoted", READY, async || first.client().await.member_promote(id).await.ok()).await;
+        let learner = self.members.last_mut().expect("a member");
+        assert!(learner.ready().await, "the member does not serve; its log:\n{}", learner.log_tail());
+    }
+
+    /// Allows members of this older release (`3.5`), and waits until what each keeps is as that reads it.
+    pub async fn allow_downgrade(&self, release: &str) {
+        let target = format!("{release}.0");
+        let enable = DowngradeOptions::Enable(target.clone());
+        eventually("a downgrade is allowed", READY, async || {
+            self.members[0].client().await.maintenance_client().downgrade(enable.clone()).await.ok()
+        })
+        .await;
+        for member in &self.members {
+            let kept = async || {
+                let status = member.client().await.status().await.ok()?;
+                (status.storage_version() == target).then_some(())
+            };
+            eventually("the storage is of the older release", READY, kept).await;
+        }
     }
 
     /// The index of the member that leads.

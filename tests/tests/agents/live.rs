@@ -216,7 +216,15 @@ impl Undisturbed {
         self.losses.len()
     }
 
-    /// Sees that another run has the same losses and parameters, bit for bit. Of a step that was done twice,
+    /// Sees that these steps of another run have the same losses, bit for bit.
+    pub(crate) fn begins_as(&self, steps: &[Value]) {
+        let differs = steps
+            .iter()
+            .find(|line| self.losses.get(&number(line, "step")) != Some(&line["loss"].as_f64().unwrap().to_bits()));
+        assert!(differs.is_none() && !steps.is_empty(), "the loss of a step differs: {differs:?}");
+    }
+
+    /// The same of another run that has come to its end, and of its parameters. Of a step that was done twice,
     /// the last time counts.
     pub(crate) fn is_same(&self, trace: &[Value], printed: &str) {
         let steps = trace.iter().filter(|line| line["event"] == "step");

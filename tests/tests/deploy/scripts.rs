@@ -141,3 +141,25 @@ fn settings_differ_in_the_members_own_lines_only() {
     let (done, said) = of(&["etcd9.example.org"]);
     assert!(!done && said.contains("etcd9.example.org is not among the members"), "{said}");
 }
+
+/// 3.6 renamed what begins with `--experimental-` and has no `--enable-v2`; 3.7 knows the new names only.
+#[test]
+fn every_release_knows_the_settings() {
+    let here = tempfile::tempdir().unwrap();
+    let made = script("settings.sh", here.path(), &["etcd0.example.org", "etcd0.example.org=10.0.0.10"], &[]);
+    let made = printed(&made);
+    let names = made.lines().filter_map(|line| Some(line.strip_prefix("ETCD_")?.split_once('=')?.0));
+    let of_settings = names.map(|name| format!("--{}", name.to_lowercase().replace('_', "-")));
+    let manifest = std::fs::read_to_string(deploy("kubernetes").join("etcd.yaml")).unwrap();
+    let of_manifest = manifest.lines().filter_map(|line| line.trim().strip_prefix("- --"));
+    let of_manifest = of_manifest.map(|flag| format!("--{}", flag.split('=').next().unwrap()));
+    let flags: Vec<String> = of_settings.chain(of_manifest).collect();
+    assert!(flags.len() > 25, "{flags:?}");
+    for (release, options) in EtcdOptions::of(RELEASES) {
+        let help = printed(&Command::new(options.binary.unwrap()).arg("--help").output().unwrap());
+        for flag in &flags {
+            let at = help.lines().find(|line| line.split_whitespace().next() == Some(flag.as_str()));
+            assert!(at.is_some_and(|line| !line.to_lowercase().contains("deprecated")), "{release}: {flag}: {at:?}");
+        }
+    }
+}

@@ -41,7 +41,22 @@ impl Users {
             .map(|folder| folder.join("etcdctl"))
             .find(|path| path.is_file())
             .expect("etcdctl: install etcd-client");
-        let noting = format!("#!/bin/sh\necho \"$*\" >> {}/calls\nexec {} \"$@\"\n", dir.display(), real.display());
+        // What `refused` names is refused once, in etcd's words.
+        let noting = format!(
+            r#"#!/bin/sh
+cd {}
+echo "$*" >> calls
+if [ "$(head -n 1 refused)" = "$1 $2" ]; then
+    sed -i 1d refused
+    echo "Error: etcdserver: permission denied" >&2
+    exit 1
+fi
+exec {} "$@"
+"#,
+            dir.display(),
+            real.display()
+        );
+        std::fs::write(dir.join("refused"), "").unwrap();
         std::fs::create_dir(dir.join("bin")).unwrap();
         std::fs::write(dir.join("bin/etcdctl"), noting).unwrap();
         std::fs::set_permissions(dir.join("bin/etcdctl"), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -332,6 +347,24 @@ async fn outlives_its_tokens(what: &str, options: EtcdOptions) {
     })
     .await;
     assert_eq!(ended["evicted"], json!([]), "{what}: {ended}");
+}
+
+/// etcd 3.5 can refuse root for a moment after users have changed.
+#[tokio::test]
+async fn a_refusal_that_passes_is_told_and_costs_no_user() {
+    let users = Users::new().await;
+    let refuse = |calls: &str| std::fs::write(users.dir.path().join("refused"), calls).unwrap();
+    // Given an etcd that refuses each of these once, when users are made, then they are there
+    refuse("user list\nuser add\nuser grant-role\n");
+    let said = users.ok(&["--passwords", "passwords"]);
+    users.etcd.note_auth();
+    assert_eq!(said.matches("trying once more").count(), 3, "{said}");
+    assert!(users.does("elastic-reader", &["get", "/elastic/x"]), "{said}");
+
+    // But what is refused twice ends it
+    refuse("user grant-role\nuser grant-role\n");
+    let (done, said) = users.run(&["--passwords", "passwords", "job", "job"]);
+    assert!(!done && said.matches("permission denied").count() == 2, "{said}");
 }
 
 #[tokio::test]

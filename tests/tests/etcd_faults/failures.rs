@@ -222,6 +222,45 @@ async fn a_member_without_a_vote_is_passed_over() {
         let update = within("an event", LIMIT, watcher.recv()).await;
         assert!(matches!(&update, Some(WatchUpdate::Events(_))), "{update:?}");
     }
+
+    // When it gets a vote, then a client that knows no other is served
+    cluster.promote_learner().await;
+    let store = EtcdStore::connect(EtcdConfig::new(&endpoints[..1])).unwrap();
+    store.txn(put("/l/a", "2")).await.unwrap();
+    assert!(store.probe().await.is_ok());
+}
+
+/// What an operator may switch in 3.7, other than it is by default.
+#[tokio::test]
+async fn the_feature_gates_of_a_release_change_nothing_for_a_job() {
+    const GATES: &str =
+        "FastLeaseKeepAlive=false,PriorityRequest=true,LeaseCheckpoint=true,StopGRPCServiceOnDefrag=true";
+    for (_, options) in EtcdOptions::of(["3.7"]) {
+        let mut server = EtcdServer::start(options.args([format!("--feature-gates={GATES}")])).await;
+        let store = server.store();
+        let [kept, left] = [store.grant(LEASE).await.unwrap(), store.grant(LEASE).await.unwrap()];
+        for (key, lease) in [("/n/kept", kept), ("/n/left", left)] {
+            store.txn(Txn::of([Op::put_leased(key, "x", lease)])).await.unwrap();
+        }
+        // A member that is defragmented says so, and is back when it has done
+        server.client().await.defragment().await.unwrap();
+        let mut ends = store.watch(elastic_store::Scope::Key("/n/left".into()), Revision(1)).await.unwrap();
+        // Then a lease that is renewed is kept, and the other ends
+        within("the other lease ends", LIMIT, async {
+            loop {
+                assert!(store.keep_alive(kept).await.unwrap().is_some());
+                let quick = tokio::time::timeout(LEASE / 4, ends.recv()).await;
+                let Ok(Some(WatchUpdate::Events(events))) = quick else { continue };
+                if events.iter().any(|event| matches!(event, elastic_store::Event::Delete { .. })) {
+                    return;
+                }
+            }
+        })
+        .await;
+        assert!(store.get("/n/kept").await.unwrap().is_some());
+        server.restart().await;
+        assert!(store.keep_alive(kept).await.unwrap().is_some());
+    }
 }
 
 #[tokio::test]

@@ -10,6 +10,9 @@ use super::refusing_proxy::RefusingProxy;
 const LIMIT: Duration = Duration::from_secs(15);
 const ROOT: &str = "root-secret";
 
+/// A login takes 0.1 s of a core by default: seconds, where others have the cores.
+const QUICK: &str = "--bcrypt-cost=4";
+
 /// They tell of old tokens in different words.
 const TELL_DIFFERENTLY: [&str; 3] = ["3.4", "3.5", "3.7"];
 
@@ -62,7 +65,7 @@ impl Held {
 async fn a_change_of_users_or_roles_costs_nothing() {
     for (release, options) in EtcdOptions::of(TELL_DIFFERENTLY) {
         // Given tokens that are out of date as soon as any role is changed
-        let (options, _key) = signed_tokens(options, "10m");
+        let (options, _key) = signed_tokens(options.args([QUICK]), "10m");
         let server = EtcdServer::start(options).await;
         server.enable_auth(ROOT, "secret").await;
         let mut held = Held::by(store_of_trainer(server.config())).await;
@@ -90,7 +93,7 @@ async fn a_change_of_users_or_roles_costs_nothing() {
 
 #[tokio::test]
 async fn a_new_token_may_be_out_of_date_again_but_not_for_ever() {
-    let server = EtcdServer::start(EtcdOptions::default().args(["--bcrypt-cost=4"])).await;
+    let server = EtcdServer::start(EtcdOptions::default().args([QUICK])).await;
     server.enable_auth(ROOT, "secret").await;
     let words = "etcdserver: revision of auth store is old";
     let proxy = RefusingProxy::start(server.address(), Code::InvalidArgument, words).await;
@@ -112,7 +115,7 @@ async fn a_new_token_may_be_out_of_date_again_but_not_for_ever() {
 async fn users_who_come_to_be_later_are_taken_for_what_they_are() {
     for (release, options) in EtcdOptions::of(TELL_DIFFERENTLY) {
         // Given a store with a user, on an etcd that asks for none
-        let server = EtcdServer::start(options).await;
+        let server = EtcdServer::start(options.args([QUICK])).await;
         let mut held = Held::by(store_of_trainer(server.config())).await;
         // when authentication is switched on, then it logs in
         server.enable_auth(ROOT, "secret").await;

@@ -148,7 +148,7 @@ async fn watchers(server: &EtcdServer) -> u64 {
 async fn an_answer_that_says_not_now_costs_no_watch() {
     for (code, words, unsure) in [
         (Code::Unavailable, "etcdserver: leader changed", true),
-        (Code::ResourceExhausted, "etcdserver: too many requests", false),
+        (Code::Unknown, "etcdserver: too many requests", false),
     ] {
         // Given an open watch over a connection to a member that is well
         let server = EtcdServer::start(EtcdOptions::default()).await;

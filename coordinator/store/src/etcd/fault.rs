@@ -230,6 +230,8 @@ mod tests {
             // Answers.
             (Unavailable, "etcdserver: leader changed", false),
             (ResourceExhausted, "etcdserver: too many requests", false),
+            // etcd sheds load in these words with this code, to 3.7.
+            (Unknown, "etcdserver: too many requests", false),
             (ResourceExhausted, "etcdserver: mvcc: database space exceeded", false),
             (NotFound, "etcdserver: requested lease not found", false),
             (OutOfRange, "etcdserver: mvcc: required revision has been compacted", false),
@@ -251,6 +253,7 @@ mod tests {
             (Code::Unavailable, "etcdserver: no leader"),
             (Code::FailedPrecondition, "etcdserver: rpc not supported for learner"),
             (Code::ResourceExhausted, "etcdserver: too many requests"),
+            (Code::Unknown, "etcdserver: too many requests"),
         ] {
             assert!(fault(code, message).may_repeat(Repeat::Never), "{message}");
             assert!(matches!(error(code, message, true), StoreError::Unavailable { .. }), "{message}");

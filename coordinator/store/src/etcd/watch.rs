@@ -217,3 +217,40 @@ impl Watch {
         self.updates.send(update).await.map_err(|_| End::Unwanted)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use etcd_client::proto::{PbEvent, PbKeyValue, PbResponseHeader, PbWatchResponse};
+    use etcd_client::{Channel, Client};
+    use tonic::transport::Endpoint;
+
+    use super::*;
+    use crate::etcd::{EtcdConfig, EtcdStore};
+
+    fn response(revision: i64, events: Vec<PbEvent>) -> WatchResponse {
+        let header = PbResponseHeader { revision, ..Default::default() };
+        WatchResponse(PbWatchResponse { header: Some(header), events, ..Default::default() })
+    }
+
+    /// Some releases can send one before what it counts as sent.
+    #[tokio::test]
+    async fn a_notification_of_progress_skips_nothing() {
+        // Given a watch that has come to revision 5
+        let store = EtcdStore::connect(EtcdConfig::new(["127.0.0.1:1"])).unwrap().inner;
+        let channel = Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+        let client = Client::from_channel(Channel::Tonic(channel), None).await.unwrap();
+        let link = store.connection.members.connected("http://127.0.0.1:1", client);
+        let (updates, mut told) = tokio::sync::mpsc::channel(UPDATES_AHEAD);
+        let scope = Scope::Prefix("/w/".into());
+        let mut watch = Watch { store, scope, next: Revision(6), updates, allowed: true };
+
+        // when etcd says that it is at 9, and then sends what happened at 7, then that is news
+        assert!(watch.deliver(&link, response(9, Vec::new())).await.is_ok());
+        assert!(told.try_recv().is_err() && watch.next == Revision(6));
+        let kv = PbKeyValue { key: b"/w/a".to_vec(), mod_revision: 7, ..Default::default() };
+        let put = PbEvent { kv: Some(kv), ..Default::default() };
+        assert!(watch.deliver(&link, response(9, vec![put])).await.is_ok());
+        let update = told.recv().await.unwrap();
+        assert!(matches!(&update, WatchUpdate::Events(events) if events[0].revision() == Revision(7)), "{update:?}");
+    }
+}

@@ -149,7 +149,8 @@ fn disks() -> Vec<Fault> {
         fault("the checkpoint folder is read-only", SHORT, &[ReadOnly(Checkpoints)]).charges(5).ends(&[0, 5]),
         fault("the checkpoint disk does not answer for 7 s", LONG, &[Stall(Checkpoints)]).charges(1),
         fault("fsync takes a second", LONG, &[Inject(Worker, All, "fsync,fdatasync:delay_enter=1000000")]),
-        fault("fsync fails", SHORT, &[Inject(Worker, All, "fsync,fdatasync:error=EIO")]),
+        // A worker tries its checkpoint folder as it starts.
+        fault("fsync fails", SHORT, &[Inject(Worker, All, "fsync,fdatasync:error=EIO")]).charges(1),
         fault("mkdir and rename fail", SHORT, &[no_rename]).charges(1),
     ]
 }

@@ -222,7 +222,7 @@ impl Fault {
     pub(crate) fn applies_to(&self, setting: Setting) -> bool {
         self.actions.iter().all(|action| match action {
             Action::Expire(_) | Action::Rights(_) | Action::ForgetTokens => setting == Setting::Secured,
-            Action::Upgrade => setting != Setting::Etcd35,
+            Action::Upgrade => !matches!(setting, Setting::Etcd35 | Setting::Etcd36 | Setting::Etcd37),
             _ => setting == Setting::PyTorch || action.strikes().is_none_or(|(of, _)| of != Process::Loader),
         })
     }
