@@ -1,6 +1,7 @@
 //! Measures what a job of thousands of nodes costs its etcd and its leader, and how fast the job acts. One process runs
 //! the real drivers and the real client, with a connection to etcd for each node. Workers are simulated.
-//! `make bench-scale` runs this; `make bench-scale SIZES="100 4000"` chooses the sizes.
+//! `make bench-scale` runs this; `make bench-scale SIZES="100 4000"` chooses the sizes,
+//! `ELASTIC_ETCD=3.5` the release of etcd; with the word `crowd` only the start of nodes that come at once is measured.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
@@ -36,11 +37,10 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Descriptors that a node takes here: its port, its connection to etcd, both ends of its stream to the leader.
 const DESCRIPTORS: usize = 4;
 
-/// Most nodes of a job on any etcd.
-const MOST_ON_ANY: u32 = 2_000;
-
 fn main() -> Result<()> {
-    let sizes: Vec<u32> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let crowds = words.iter().any(|word| word == "crowd");
+    let sizes: Vec<u32> = words.iter().filter_map(|word| word.parse().ok()).collect();
     let sizes = if sizes.is_empty() { vec![100, 300, 1_000, 2_000, 4_000] } else { sizes };
     let limit = raise_descriptor_limit();
     for size in &sizes {
@@ -54,8 +54,12 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let (mut points, mut failed) = (Vec::new(), Vec::new());
     for size in sizes {
-        match runtime.block_on(measure(size)) {
-            Ok(point) => points.push(point),
+        let measured = runtime.block_on(async {
+            crowd(size).await.context("a crowd")?;
+            if crowds { Ok(None) } else { measure(size).await.map(Some) }
+        });
+        match measured {
+            Ok(point) => points.extend(point),
             Err(error) => {
                 println!("{size} nodes failed: {error:#}");
                 failed.push(size);
@@ -90,14 +94,12 @@ impl<'a> Stopwatch<'a> {
 }
 
 async fn measure(size: u32) -> Result<Point> {
-    crowd(size).await.context("a crowd")?;
-    let etcd = start_etcd(size).await;
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
     with_log(on(&etcd, size).await, &etcd)
 }
 
 async fn on(etcd: &EtcdServer, size: u32) -> Result<Point> {
     let address = etcd.address();
-    println!("{size} nodes on etcd {}:", version(&address).await?);
     let mut fleet = Fleet::new(&address, size)?;
     let mut steps = Vec::new();
 
@@ -160,19 +162,13 @@ async fn on(etcd: &EtcdServer, size: u32) -> Result<Point> {
 
 /// All nodes come at once to an etcd that knows nothing of the job, so no node leads yet.
 async fn crowd(size: u32) -> Result<()> {
-    let etcd = start_etcd(size).await;
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    println!("{size} nodes on etcd {}:", version(&etcd.address()).await?);
     let mut fleet = Fleet::new(&etcd.address(), size)?;
     let watch = Stopwatch::start(&etcd).await?;
     fleet.fill(size + 1, 0).await?;
     let times = with_log(fleet.all_run(1, watch.begun, WITHIN).await, &etcd)?;
     watch.stop("all come at once to an empty etcd → run", size, times).await.map(drop)
-}
-
-/// Starts the machine's own etcd for up to [`MOST_ON_ANY`] nodes; an etcd 3.4 is too slow for more. For more nodes it
-/// starts the etcd 3.5 that setup fetches.
-async fn start_etcd(size: u32) -> EtcdServer {
-    let binary = if size > MOST_ON_ANY { etcd_of("3.5") } else { None };
-    EtcdServer::start(EtcdOptions { binary, ..EtcdOptions::default() }).await
 }
 
 /// Adds etcd's last log lines to an error, since etcd itself may have failed.

@@ -68,6 +68,11 @@ impl MemberConnection {
         }
     }
 
+    /// What a call may take now.
+    pub(super) fn limit(&self) -> Duration {
+        self.members.limit(self.config.call_timeout)
+    }
+
     /// Runs a request against the current member, and against others as far as that is safe, within the call's deadline.
     pub(super) async fn call<T, F, Fut>(&self, repeat: Repeat, request: F) -> Result<T>
     where
@@ -83,6 +88,7 @@ impl MemberConnection {
         Fut: Future<Output = Result<T, Error>>,
     {
         let link = self.link(until).await?;
+        let sent = Instant::now();
         let mut fault = match self.send(&link, until, request).await {
             Err(fault) => fault,
             answer => return answer,
@@ -107,10 +113,7 @@ impl MemberConnection {
                 },
             };
         }
-        if fault.breaks_link() {
-            self.members.retire(&link);
-        }
-        Err(fault)
+        Err(self.members.judge(&link, sent, fault))
     }
 
     async fn send<T, F, Fut>(&self, link: &Arc<Link>, until: Instant, request: &F) -> Result<T, Fault>
@@ -118,11 +121,18 @@ impl MemberConnection {
         F: Fn(Arc<Link>) -> Fut,
         Fut: Future<Output = Result<T, Error>>,
     {
-        match timeout_at(until, request(link.clone())).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Err(Fault::of(&error, &link.uri)),
-            Err(_) => Err(Fault::Unsure(format!("{} does not answer", link.uri))),
+        let fault = match timeout_at(until, request(link.clone())).await {
+            Ok(Ok(answer)) => {
+                link.hear();
+                return Ok(answer);
+            }
+            Ok(Err(error)) => Fault::of(&error, &link.uri),
+            Err(_) => return Err(Fault::Late(format!("{} does not answer", link.uri))),
+        };
+        if !matches!(fault, Fault::Unsure(_)) {
+            link.hear();
         }
+        Err(fault)
     }
 
     /// The connection in use, made if there is none.
@@ -191,7 +201,7 @@ impl MemberConnection {
 
 fn not_sent(error: &Error, uri: &str) -> Fault {
     match Fault::of(error, uri) {
-        Fault::Unsure(cause) | Fault::StaleToken(cause) | Fault::Later { cause, .. } => {
+        Fault::Unsure(cause) | Fault::Late(cause) | Fault::StaleToken(cause) | Fault::Later { cause, .. } => {
             Fault::NotSent(format!("{uri}: {cause}"))
         }
         fault => fault,

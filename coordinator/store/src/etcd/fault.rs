@@ -26,6 +26,9 @@ pub enum Fault {
     /// The connection, or the member behind it, is of no use. The request may have been carried out; the answer is
     /// missing.
     Unsure(String),
+    /// There was no answer in time, or the member says that it took too long. The request may have been carried out.
+    /// What it says of the connection is for [`judge`](super::rotation::Rotation::judge).
+    Late(String),
     /// A member that is well answers that it cannot do it now. The connection is as good as before, and so are the
     /// watches on it.
     Later {
@@ -43,14 +46,14 @@ pub enum Fault {
 impl Fault {
     /// Whether the connection it came over is of no use any more.
     pub fn breaks_link(&self) -> bool {
-        matches!(self, Fault::NotSent(_) | Fault::Unsure(_))
+        matches!(self, Fault::NotSent(_) | Fault::Unsure(_) | Fault::Late(_))
     }
 
     /// Whether the request may be sent again.
     pub fn may_repeat(&self, repeat: Repeat) -> bool {
         match self {
             Fault::NotSent(_) | Fault::Later { unsure: false, .. } => true,
-            Fault::Unsure(_) | Fault::Later { unsure: true, .. } => repeat == Repeat::Safe,
+            Fault::Unsure(_) | Fault::Late(_) | Fault::Later { unsure: true, .. } => repeat == Repeat::Safe,
             Fault::StaleToken(_) | Fault::Refused(_) => false,
         }
     }
@@ -73,10 +76,10 @@ impl Fault {
         match self {
             Fault::Refused(error) => error,
             Fault::StaleToken(cause) => StoreError::Denied { endpoints, cause },
-            Fault::Unsure(cause) | Fault::Later { cause, unsure: true } if write => {
+            Fault::Unsure(cause) | Fault::Late(cause) | Fault::Later { cause, unsure: true } if write => {
                 StoreError::Unknown { endpoints, cause }
             }
-            Fault::NotSent(cause) | Fault::Unsure(cause) | Fault::Later { cause, .. } => {
+            Fault::NotSent(cause) | Fault::Unsure(cause) | Fault::Late(cause) | Fault::Later { cause, .. } => {
                 StoreError::Unavailable { endpoints, cause }
             }
         }
@@ -120,6 +123,9 @@ pub(super) fn of_words(words: &str, at: &str) -> Option<Fault> {
     // A new leader was elected while the request was under way; the member is part of the cluster and follows it.
     if says("etcdserver: leader changed") {
         return Some(Fault::Later { cause: words.to_owned(), unsure: true });
+    }
+    if says("etcdserver: request timed out") {
+        return Some(Fault::Late(words.to_owned()));
     }
     None
 }

@@ -206,7 +206,7 @@ impl Store for EtcdStore {
         inner.identity.floor()?;
         let connection = &inner.connection;
         // A new stream needs some of the call's time too.
-        let patience = connection.config.call_timeout * 2 / 3;
+        let patience = connection.limit() * 2 / 3;
         let renewal = connection
             .call(Repeat::Safe, async |link| inner.keep_alives.renew(link, lease, &inner.identity, patience).await)
             .await

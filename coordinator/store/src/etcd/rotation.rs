@@ -25,10 +25,21 @@ pub struct Link<C> {
     pub client: C,
     /// The endpoint that it speaks to.
     pub uri: String,
+    /// When its member last said anything.
+    heard: Mutex<Instant>,
     retired: watch::Sender<bool>,
 }
 
 impl<C> Link<C> {
+    /// Its member said something just now.
+    pub fn hear(&self) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn is_silent_since(&self, sent: Instant) -> bool {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) < sent
+    }
+
     /// Returns when somebody found the connection broken. Streams end with it: on a frozen member they would not
     /// notice for themselves for as long as a ping takes.
     pub async fn retired(&self) {
@@ -51,6 +62,34 @@ struct State<C> {
     /// The member in use, or to be tried next.
     current: usize,
     link: Option<Arc<Link<C>>>,
+    patience: Patience,
+}
+
+/// How many times its limit a call may take. A call that is given up costs etcd its work all the same, and a new
+/// connection costs more of it. So where etcd is too slow for all that ask it, each try gives it more time: otherwise
+/// none is ever answered. TCP does the same with what it sends again (RFC 6298).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Patience(u32);
+
+impl Patience {
+    const LEAST: Patience = Patience(1);
+    const MOST: Patience = Patience(8);
+
+    /// What a call may take.
+    fn limit(self, limit: Duration) -> Duration {
+        limit * self.0
+    }
+
+    /// A call was not answered in its time.
+    fn exhausted(self) -> Patience {
+        Patience((2 * self.0).min(Patience::MOST.0))
+    }
+
+    /// A call was answered: the next may take four times as long.
+    fn answered(took: Duration, limit: Duration) -> Patience {
+        let times = (4.0 * took.as_secs_f64() / limit.as_secs_f64()).ceil();
+        Patience((times as u32).clamp(Patience::LEAST.0, Patience::MOST.0))
+    }
 }
 
 /// The order in which a client of this seed goes round the members.
@@ -75,7 +114,7 @@ impl<C> Rotation<C> {
     /// A rotation over these endpoints, from one that the seed picks.
     pub fn new(uris: Vec<String>, seed: u64) -> Rotation<C> {
         let order = order(&uris, seed);
-        Rotation { uris, order, seed, state: Mutex::new(State { current: 0, link: None }) }
+        Rotation { uris, order, seed, state: Mutex::new(State { current: 0, link: None, patience: Patience::LEAST }) }
     }
 
     /// All members, for messages.
@@ -86,6 +125,11 @@ impl<C> Rotation<C> {
     /// All members.
     pub fn uris(&self) -> &[String] {
         &self.uris
+    }
+
+    /// What a call may take now that should take no longer than `limit`.
+    pub fn limit(&self, limit: Duration) -> Duration {
+        self.state().patience.limit(limit)
     }
 
     fn state(&self) -> MutexGuard<'_, State<C>> {
@@ -105,7 +149,8 @@ impl<C> Rotation<C> {
 
     /// Takes a connection to that member into use, unless another was faster.
     pub fn connected(&self, uri: &str, client: C) -> Arc<Link<C>> {
-        let new = || Arc::new(Link { client, uri: uri.to_owned(), retired: watch::Sender::new(false) });
+        let (uri, heard, retired) = (uri.to_owned(), Mutex::new(Instant::now()), watch::Sender::new(false));
+        let new = || Arc::new(Link { client, uri, heard, retired });
         Arc::clone(self.state().link.get_or_insert_with(new))
     }
 
@@ -126,14 +171,32 @@ impl<C> Rotation<C> {
         link.retired.send_replace(true);
     }
 
-    /// Makes attempts until one is answered, as far as repeating is safe, all of them within `limit`. An attempt gets the
-    /// time at which it must have ended.
+    /// Judges the connection by the fault of a request `sent` over it: one that is of no use is taken out of use. The
+    /// only member that there is, late with one answer while it says other things, is slow: another connection to it
+    /// would make it slower.
+    pub fn judge(&self, link: &Arc<Link<C>>, sent: Instant, fault: Fault) -> Fault {
+        let fault = match fault {
+            Fault::Late(cause) if !link.is_silent_since(sent) => {
+                let mut state = self.state();
+                state.patience = state.patience.exhausted();
+                if self.uris.len() == 1 { Fault::Later { cause, unsure: true } } else { Fault::Late(cause) }
+            }
+            fault => fault,
+        };
+        if fault.breaks_link() {
+            self.retire(link);
+        }
+        fault
+    }
+
+    /// Makes attempts until one is answered, as far as repeating is safe, all of them within `limit`; up to 8 times that,
+    /// where earlier calls were not answered in time. An attempt gets the time at which it must have ended.
     pub async fn call<T, F, Fut>(&self, repeat: Repeat, limit: Duration, attempt: F) -> Result<T>
     where
         F: Fn(Instant) -> Fut,
         Fut: Future<Output = Result<T, Fault>>,
     {
-        let deadline = Instant::now() + limit;
+        let deadline = Instant::now() + self.limit(limit);
         // One try for each member; a lone one gets a second, since the first may only find that it restarted.
         let mut left = self.uris.len().max(2) as u32;
         let mut pauses = pauses(self.seed ^ rand::random::<u64>());
@@ -143,7 +206,10 @@ impl<C> Rotation<C> {
             let alone = self.uris.len() == 1 || repeat == Repeat::Never;
             let until = if alone { deadline } else { now + (deadline - now) / left };
             let fault = match attempt(until).await {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    self.state().patience = Patience::answered(now.elapsed(), limit);
+                    return Ok(answer);
+                }
                 Err(fault) => fault,
             };
             let pause = if fault.breaks_link() { Duration::ZERO } else { pauses.next().unwrap_or_default() };
@@ -234,5 +300,67 @@ mod tests {
         assert!(matches!(answer, Err(StoreError::Unavailable { .. })));
         assert!(begun.elapsed() < Duration::from_secs(3));
         assert!((5..=14).contains(&tries.into_inner()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_only_member_keeps_its_connection_while_it_says_anything_and_gets_more_time() {
+        const LIMIT: Duration = Duration::from_secs(3);
+        let late = || Fault::Late("late".into());
+        // What a member does with a call; how many members there are, whether it says other things meanwhile; then
+        // whether its connection stays, and how many times LIMIT the next call may take.
+        let table: [(&str, fn() -> Fault, usize, bool, bool, u32); 5] = [
+            ("late, but it says other things", late, 1, true, true, 2),
+            ("late and silent", late, 1, false, false, 1),
+            ("late, and there are others", late, 3, true, false, 2),
+            ("the connection broke", || Fault::Unsure("x".into()), 1, true, false, 1),
+            ("refused", || Fault::Refused(StoreError::LeaseGone), 1, false, true, 1),
+        ];
+        for (what, fault, members, speaks, stays, times) in table {
+            let rotation = Rotation::new(uris(members), 1);
+            let link = rotation.connected(rotation.uri(), ());
+            sleep(Duration::from_secs(1)).await;
+            let sent = Instant::now();
+            sleep(Duration::from_secs(1)).await;
+            if speaks {
+                link.hear();
+            }
+            rotation.judge(&link, sent, fault());
+            assert_eq!((rotation.link().is_some(), rotation.limit(LIMIT)), (stays, times * LIMIT), "{what}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_member_that_needs_longer_than_the_limit_is_answered_for_in_the_end() {
+        const LIMIT: Duration = Duration::from_secs(3);
+        let rotation = Rotation::new(uris(1), 1);
+        let link = rotation.connected(rotation.uri(), ());
+        // Each call costs it this long; meanwhile it answers others, and watches.
+        let calls = async |cost: Duration| {
+            rotation
+                .call(Repeat::Never, LIMIT, |until| {
+                    let (rotation, link) = (&rotation, link.clone());
+                    async move {
+                        let sent = Instant::now();
+                        let answer = tokio::time::timeout_at(until, sleep(cost)).await;
+                        link.hear();
+                        answer.map_err(|_| rotation.judge(&link, sent, Fault::Late("late".into())))
+                    }
+                })
+                .await
+        };
+        let tries = async |cost| {
+            for number in 1..=6 {
+                if calls(cost).await.is_ok() {
+                    return number;
+                }
+            }
+            0
+        };
+        assert_eq!(tries(Duration::from_secs(20)).await, 4, "3, 6, 12 and 24 s");
+        // The next may take as long, until answers are quick again.
+        assert_eq!(tries(Duration::from_secs(20)).await, 1);
+        assert_eq!(tries(Duration::from_millis(50)).await, 1);
+        assert_eq!(rotation.limit(LIMIT), LIMIT);
+        assert_eq!(tries(Duration::from_secs(25)).await, 0, "there is an end to it");
     }
 }

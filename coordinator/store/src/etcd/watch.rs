@@ -116,6 +116,7 @@ impl Watch {
             if response.canceled() {
                 return self.canceled(&link, &response, refusals).await;
             }
+            link.hear();
             *refusals = 0;
             self.allowed = true;
             if let Err(end) = self.deliver(&link, response).await {
@@ -126,7 +127,8 @@ impl Watch {
 
     /// Opens the stream and awaits etcd's word that the watch exists.
     async fn open(&self) -> Result<(Arc<Link>, WatchStream), End> {
-        let deadline = Instant::now() + self.store.connection.config.call_timeout;
+        let sent = Instant::now();
+        let deadline = sent + self.store.connection.limit();
         let at = self.store.connection.members.endpoints();
         let link =
             self.store.connection.link(deadline).await.map_err(|fault| End::from(fault.into_error(false, &at)))?;
@@ -145,8 +147,8 @@ impl Watch {
             Ok(Ok(stream)) => Ok((link, stream)),
             Ok(Err(error)) => Err(self.fault(&link, &error)),
             Err(_) => {
-                self.store.connection.members.retire(&link);
-                Err(End::Failed(format!("{} does not answer", link.uri)))
+                let late = Fault::Late(format!("{} does not answer", link.uri));
+                Err(self.store.connection.members.judge(&link, sent, late).into_error(false, &at).into())
             }
         }
     }
@@ -154,10 +156,7 @@ impl Watch {
     /// What a failed stream means for the connection and for the watch.
     fn fault(&self, link: &Arc<Link>, error: &Error) -> End {
         let fault = Fault::of(error, &link.uri);
-        if fault.breaks_link() {
-            self.store.connection.members.retire(link);
-        }
-        match fault {
+        match self.store.connection.members.judge(link, Instant::now(), fault) {
             // The read that comes before the next session brings a new token.
             Fault::StaleToken(cause) => End::Failed(cause),
             fault => fault.into_error(false, &link.uri).into(),
@@ -180,7 +179,7 @@ impl Watch {
                 let refused = StoreError::Denied { endpoints: link.uri.clone(), cause };
                 return End::Broken(refusal::told(refused, &connection.who(), &Rights::of_watch(&self.scope)));
             }
-            if let Err(fault) = connection.renew_token(link, Instant::now() + connection.config.call_timeout).await {
+            if let Err(fault) = connection.renew_token(link, Instant::now() + connection.limit()).await {
                 return fault.into_error(false, &link.uri).into();
             }
         }

@@ -96,18 +96,19 @@ impl Links {
 
     async fn attempt(&self, until: Instant, call: &HttpRequest) -> Result<HttpReply, Fault> {
         let link = self.link()?;
+        let sent = Instant::now();
         let fault = match timeout_at(until, self.send(&link, call)).await {
-            Ok(Ok(reply)) => match reply.is_election() {
-                Some(cause) => Fault::Later { cause: format!("{}: {cause}", link.uri), unsure: true },
-                None => return Ok(reply),
-            },
+            Ok(Ok(reply)) => {
+                link.hear();
+                match reply.is_election() {
+                    Some(cause) => Fault::Later { cause: format!("{}: {cause}", link.uri), unsure: true },
+                    None => return Ok(reply),
+                }
+            }
             Ok(Err(fault)) => fault,
-            Err(_) => Fault::Unsure(format!("{} does not answer", link.uri)),
+            Err(_) => Fault::Late(format!("{} does not answer", link.uri)),
         };
-        if fault.breaks_link() {
-            self.members.retire(&link);
-        }
-        Err(fault)
+        Err(self.members.judge(&link, sent, fault))
     }
 
     /// A request whose answer may take as long as `window`. `None`: no answer came, which is no error.
@@ -118,12 +119,7 @@ impl Links {
                 sent = timeout(window, self.send(&link, call)) => match sent {
                     Err(_) => return Ok(None),
                     Ok(Ok(reply)) => return Ok(Some(reply)),
-                    Ok(Err(fault)) => {
-                        if fault.breaks_link() {
-                            self.members.retire(&link);
-                        }
-                        Err(fault)
-                    }
+                    Ok(Err(fault)) => Err(self.members.judge(&link, Instant::now(), fault)),
                 },
                 () = link.retired() => return Ok(None),
             },
