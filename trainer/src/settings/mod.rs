@@ -79,10 +79,6 @@ pub struct Settings {
     /// environment, or on the loader's path]
     #[arg(long, value_name = "FILE")]
     pub nccl_library: Option<PathBuf>,
-    /// Make a new NCCL communicator in each round instead of shrinking or growing the last one. If one worker has this
-    /// flag, it holds for all
-    #[arg(long)]
-    pub nccl_renew: bool,
     /// Compute threads of this worker, on CPUs
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub threads: NonZeroUsize,

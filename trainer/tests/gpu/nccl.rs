@@ -230,22 +230,6 @@ fn workers_of_different_versions_say_who_has_which_and_use_tcp_or_refuse() {
 }
 
 #[test]
-fn a_worker_that_is_to_renew_never_revokes() {
-    let folder = tempfile::tempdir().unwrap();
-    let alone = printed(&format!("{SHORT} --device cuda:0"), "");
-    // A call after its second sum would not return.
-    let fails: Variables<'_> = &[("FAKE_NCCL_FAIL", "ncclGroupEnd#3:3"), ("FAKE_NCCL_BLOCK", "ncclCommRevoke")];
-    let flags = format!("{} --nccl-renew --trace {}", with_nccl(SHORT), folder.path().join("trace").display());
-    let (printed, logs) = all_end(start(&flags, &[fails, fails]));
-    assert_eq!(checksum(&printed), checksum(&alone));
-    for logged in logs {
-        assert!(logged.contains(", a new communicator in each round: --nccl-renew"), "{logged}");
-        assert!(logged.contains("NCCL failed in a sum"), "{logged}");
-        assert_eq!(logged.matches("NCCL's communicator is made").count(), 2, "{logged}");
-    }
-}
-
-#[test]
 fn replicas_on_gpus_are_compared_before_each_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let flags = |name: &str| {

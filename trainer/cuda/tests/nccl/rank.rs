@@ -106,7 +106,7 @@ impl Rank {
                 let group = group.map_err(|error| error.to_string())?.recorded_by(&self.recorder);
                 let group = self.group.insert(group.with_patience(Patience { form: time, operation: time }));
                 match self.communicator.join(group).map_err(|error| error.to_string())? {
-                    Joined::By(way) => Ok(format!("{way:?}")),
+                    Joined::Made => Ok("joined".to_owned()),
                     Joined::Unlike { versions } => Err(format!("unlike: {versions}")),
                     Joined::Refused { ranks, cause } => Err(format!("refused by {ranks:?}: {cause:?}")),
                 }
@@ -178,8 +178,6 @@ fn host() -> Host {
 #[ignore = "a part of the other tests"]
 fn rank() {
     let library = open(Path::new(&std::env::var("NCCL_OF_TEST").unwrap())).unwrap();
-    let renews = std::env::var_os("NCCL_RENEWS").is_some();
-    let library = if renews { library.that_renews() } else { library };
     let communicator = Communicator::new(library, Box::new(host())).unwrap();
     let (stop, recorder) = (Stop::default(), Recorder::default());
     let mut rank = Rank { communicator, group: None, config: None, stop, recorder };
