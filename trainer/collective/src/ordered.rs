@@ -1,5 +1,5 @@
 //! The all-reduce whose result does not depend on the number of ranks: the shards' sums are added in the order of
-//! [`tree`](super::tree). It is not the fastest sum, but it sends as many bytes as a ring when the shares are even.
+//! [`tree`](super::tree). It sends as many bytes as a ring when the shares are even.
 //!
 //! The buffer is cut into one chunk for each rank, which owns it. Each rank sends its partial sums of a chunk to the
 //! owner, which completes the tree and sends the finished chunk to all. To each peer, both halves are one byte stream,
@@ -18,8 +18,8 @@ use super::peer_stream::{Interest, Kind, PeerStream};
 use super::tree::{Node, SumPlan};
 use super::{CollectiveError, Group, pairwise};
 
-/// Bytes of each partial sum that are added at a time. Smaller than the ring's: a chunk is a rank's whole share of a
-/// step, and this overlaps its halves even at a megabyte.
+/// Bytes of each partial sum that are added at a time. A chunk is a rank's whole share of a step, and this overlaps its
+/// halves even at a megabyte.
 const SEGMENT_BYTES: usize = 64 * 1024;
 
 const SEGMENT: usize = SEGMENT_BYTES / size_of::<f32>();

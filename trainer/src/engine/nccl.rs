@@ -201,19 +201,6 @@ impl Nccl {
         self.judge(gpu, group, result)
     }
 
-    /// The same of what each rank has in that part of `sum`, in NCCL's order.
-    pub(super) fn sum_in_any_order(
-        &mut self,
-        gpu: &Gpu,
-        group: &mut Group,
-        sum: &mut CudaSlice<f32>,
-        part: Range<usize>,
-    ) -> Result<(), EngineError> {
-        let Ok(communicator) = &mut self.communicator else { unreachable!("it is joined") };
-        let result = elastic_cuda::all_reduce(gpu, communicator, group, &mut sum.slice_mut(part));
-        self.judge(gpu, group, result)
-    }
-
     fn judge(&mut self, gpu: &Gpu, group: &mut Group, result: Result<(), CollectiveError>) -> Result<(), EngineError> {
         match result {
             Err(CollectiveError::Nccl { cause, .. }) => {

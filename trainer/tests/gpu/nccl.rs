@@ -126,20 +126,6 @@ fn sums_over_nccl_have_the_bits_of_tcp_and_of_one_worker() {
 }
 
 #[test]
-fn in_any_order_nccl_adds_as_it_likes_and_two_numbers_have_but_one_sum() {
-    let plain: &[(&str, &str)] = &[];
-    // Each of two has one node of the tree.
-    let flags = format!("{} --collectives nccl", with_nccl(&SHORT.replace("--shards 6", "--shards 8")));
-    let fixed = all_end(start(&flags, &[plain; 2])).0;
-    let flags = format!("{flags} --sum-order any");
-    assert_eq!(checksum(&all_end(start(&flags, &[plain; 2])).0), checksum(&fixed));
-    // What each of three has is added in another order than the shards'.
-    let three = all_end(start(&flags, &[plain; 3])).0;
-    assert_ne!(checksum(&three), checksum(&fixed));
-    assert_eq!(checksum(&all_end(start(&flags, &[plain; 3])).0), checksum(&three));
-}
-
-#[test]
 fn without_nccl_workers_sum_over_tcp_and_say_why_once() {
     let alone = printed(&format!("{SHORT} --device cuda:0"), "");
     let missing = format!("{SHORT} --device cuda:0 --nccl-library /nowhere/libnccl.so.2");

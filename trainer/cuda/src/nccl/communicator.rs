@@ -8,7 +8,7 @@ use elastic_collective::tree::SumPlan;
 use elastic_collective::{CollectiveError, Group, Patience};
 use tracing::{info, warn};
 
-use super::handle::{Failure, Handle, Operation};
+use super::handle::{Failure, Handle};
 use super::library::{Library, REMOTE_ERROR, UniqueId};
 use super::nccl_thread::{Answer, NcclThread};
 use super::ordered;
@@ -23,6 +23,9 @@ const STUCK_TIME: Duration = Duration::from_secs(10);
 const LAG_TIME: Duration = Duration::from_secs(3);
 /// How long after an error of NCCL's to watch for a peer's connection to end, which shows that the peer is gone.
 const NAMING_TIME: Duration = Duration::from_millis(500);
+
+/// The operation's name in records and errors.
+const SUM: &str = "ordered sum";
 
 /// Bytes of the round's number, and of the id by which the ranks find each other.
 const TICKET: usize = 8 + 128;
@@ -154,17 +157,11 @@ impl Communicator {
         read_ticket(&ticket, group.round()).map_err(|cause| CollectiveError::Nccl { cause, remote: false })
     }
 
-    /// Replaces `data` by its sum over all ranks. NCCL chooses the order of the sum. Fails if a peer is gone or late, a
-    /// later round forms, or NCCL fails.
-    pub fn all_reduce(&mut self, group: &mut Group, data: Span) -> Result<(), CollectiveError> {
-        self.run(group, "sum", data.bytes(), Operation::AllReduce { data })
-    }
-
     /// Writes into `sum` the sum of the shards' buffers in the order of [`tree`](elastic_collective::tree): the bits
     /// are the same for every number of ranks. `partials` are the sums of this rank's
     /// [nodes](elastic_collective::tree::nodes_of), in their order; `staging` has room for
-    /// [`staging_elements`](Self::staging_elements). The device makes the additions. Fails as
-    /// [`all_reduce`](Self::all_reduce), and panics when a length does not fit.
+    /// [`staging_elements`](Self::staging_elements). The device makes the additions. Fails if a peer is gone
+    /// or late, a later round forms, or NCCL fails. Panics when a length does not fit.
     pub fn ordered_sum(
         &mut self,
         group: &mut Group,
@@ -175,27 +172,11 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         let plan = SumPlan { world_size: group.world_size(), shards, elements: sum.elements() };
         let steps = ordered::steps(plan, group.rank(), partials, sum, staging);
-        self.run(group, "ordered sum", sum.bytes(), Operation::OrderedSum(steps))
-    }
-
-    /// How many numbers of other ranks this rank holds during an ordered sum of `elements`.
-    pub fn staging_elements(group: &Group, shards: u32, elements: usize) -> usize {
-        let plan = SumPlan { world_size: group.world_size(), shards, elements };
-        ordered::staging_elements(plan, group.rank())
-    }
-
-    fn run(
-        &mut self,
-        group: &mut Group,
-        name: &'static str,
-        bytes: u64,
-        operation: Operation,
-    ) -> Result<(), CollectiveError> {
-        let started = group.note("nccl", name, bytes);
+        let started = group.note("nccl", SUM, sum.bytes());
         let result = match self.of_round == Some(group.round()) || self.stuck {
             true => {
                 let time = time_of(group.patience().operation);
-                self.ask(group, name, started, time, move |handle, deadline| handle.run(operation, deadline))
+                self.ask(group, SUM, started, time, move |handle, deadline| handle.sum(steps, deadline))
             }
             false => {
                 let cause = format!("there is no communicator of round {}", group.round());
@@ -208,13 +189,19 @@ impl Communicator {
                 Err(match error {
                     CollectiveError::Stuck { what } => CollectiveError::Stuck { what },
                     // Its device may still use the buffers.
-                    _ if self.stuck => CollectiveError::Stuck { what: name },
+                    _ if self.stuck => CollectiveError::Stuck { what: SUM },
                     error => error,
                 })
             }
             result => result,
         };
         group.ended(result)
+    }
+
+    /// How many numbers of other ranks this rank holds during an ordered sum of `elements`.
+    pub fn staging_elements(group: &Group, shards: u32, elements: usize) -> usize {
+        let plan = SumPlan { world_size: group.world_size(), shards, elements };
+        ordered::staging_elements(plan, group.rank())
     }
 
     /// Gives up the communicator, and waits until its operation has ended.

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::library::{Config, Functions, IN_PROGRESS, Library, RawComm, RawStream, SUCCESS, UniqueId};
+use super::Device;
+use super::library::{Config, FLOAT32, Functions, IN_PROGRESS, Library, RawComm, RawStream, SUCCESS, UniqueId};
 use super::ordered::{Moves, Steps};
-use super::{Device, Span};
 use crate::gpu::pause;
 
 /// How long it may take until the stream of an aborted communicator is empty.
@@ -32,14 +32,6 @@ pub(super) enum Failure {
     Device(String),
     /// There is no communicator, or no thread that has one.
     Unfit(String),
-}
-
-/// An operation of all ranks.
-#[derive(Debug, Clone)]
-pub(super) enum Operation {
-    AllReduce { data: Span },
-    Exchange(Moves),
-    OrderedSum(Steps),
 }
 
 pub(super) struct Handle {
@@ -104,20 +96,18 @@ impl Handle {
         self.settle(function, self.comm()?, IN_PROGRESS, deadline)
     }
 
-    /// Runs an operation to its end on the device.
-    pub(super) fn run(&mut self, operation: Operation, deadline: Instant) -> Result<(), Failure> {
-        let Operation::OrderedSum(Steps { partials, adds, finished }) = operation else {
-            return self.call(&operation, deadline);
-        };
+    /// Makes a sum. Its end is that of all its work on the device.
+    pub(super) fn sum(&mut self, steps: Steps, deadline: Instant) -> Result<(), Failure> {
+        let Steps { partials, adds, finished } = steps;
         // One stage after the other, so that a lost peer fails the stage that needs it.
-        self.call(&Operation::Exchange(partials), deadline)?;
+        self.exchange(&partials, deadline)?;
         adds.into_iter().try_for_each(|added| self.device.add(added)).map_err(Failure::Device)?;
-        self.call(&Operation::Exchange(finished), deadline)
+        self.exchange(&finished, deadline)
     }
 
-    fn call(&mut self, operation: &Operation, deadline: Instant) -> Result<(), Failure> {
-        let comm = self.comm()?;
-        let (function, code) = self.enqueue(comm, operation);
+    fn exchange(&mut self, moves: &Moves, deadline: Instant) -> Result<(), Failure> {
+        let (comm, function) = (self.comm()?, "ncclGroupEnd");
+        let code = self.enqueue(comm, moves);
         self.settle(function, comm, code, deadline)?;
         self.device.mark().map_err(Failure::Device)?;
         let begun = Instant::now();
@@ -134,31 +124,21 @@ impl Handle {
         }
     }
 
-    fn enqueue(&self, comm: RawComm, operation: &Operation) -> (&'static str, c_int) {
-        use super::library::{FLOAT32, SUM};
+    /// Puts sends and receives on the stream. Returns the first error; without one, whether they are in progress.
+    fn enqueue(&self, comm: RawComm, Moves { sends, receives }: &Moves) -> c_int {
         let (functions, stream): (_, RawStream) = (self.functions(), self.device.stream());
         // SAFETY: a live communicator, the device's stream, and memory that the maker of the spans vouches for.
         unsafe {
-            match operation {
-                Operation::AllReduce { data } => {
-                    let (place, count) = (data.pointer(), data.elements);
-                    ("ncclAllReduce", (functions.all_reduce)(place, place, count, FLOAT32, SUM, comm, stream))
-                }
-                Operation::Exchange(Moves { sends, receives }) => {
-                    let mut codes = vec![(functions.group_start)()];
-                    codes.extend(sends.iter().map(|(peer, data)| {
-                        (functions.send)(data.pointer(), data.elements, FLOAT32, *peer as c_int, comm, stream)
-                    }));
-                    codes.extend(receives.iter().map(|(peer, data)| {
-                        (functions.recv)(data.pointer(), data.elements, FLOAT32, *peer as c_int, comm, stream)
-                    }));
-                    codes.push((functions.group_end)());
-                    // The first error; without one, IN_PROGRESS if any call is in progress.
-                    let wrong = codes.iter().find(|code| ![SUCCESS, IN_PROGRESS].contains(code));
-                    ("ncclGroupEnd", *wrong.or(codes.iter().max()).unwrap_or(&SUCCESS))
-                }
-                Operation::OrderedSum(_) => unreachable!("it is run in stages"),
-            }
+            let mut codes = vec![(functions.group_start)()];
+            codes.extend(sends.iter().map(|(peer, data)| {
+                (functions.send)(data.pointer(), data.elements, FLOAT32, *peer as c_int, comm, stream)
+            }));
+            codes.extend(receives.iter().map(|(peer, data)| {
+                (functions.recv)(data.pointer(), data.elements, FLOAT32, *peer as c_int, comm, stream)
+            }));
+            codes.push((functions.group_end)());
+            let wrong = codes.iter().find(|code| ![SUCCESS, IN_PROGRESS].contains(code));
+            *wrong.or(codes.iter().max()).unwrap_or(&SUCCESS)
         }
     }
 

@@ -36,8 +36,6 @@ pub(super) const REMOTE_ERROR: c_int = 6;
 pub(super) const IN_PROGRESS: c_int = 7;
 /// `ncclFloat32`
 pub(super) const FLOAT32: c_int = 7;
-/// `ncclSum`
-pub(super) const SUM: c_int = 0;
 
 /// Why there is no NCCL.
 #[derive(Debug, thiserror::Error)]
@@ -116,8 +114,6 @@ pub(super) struct Functions {
     pub(super) abort: unsafe extern "C" fn(RawComm) -> c_int,
     pub(super) error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     pub(super) last_error: unsafe extern "C" fn(RawComm) -> *const c_char,
-    pub(super) all_reduce:
-        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
     pub(super) send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
     pub(super) recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
     pub(super) group_start: unsafe extern "C" fn() -> c_int,
@@ -136,7 +132,6 @@ impl Functions {
                 abort: need(library, "ncclCommAbort")?,
                 error_string: need(library, "ncclGetErrorString")?,
                 last_error: need(library, "ncclGetLastError")?,
-                all_reduce: need(library, "ncclAllReduce")?,
                 send: need(library, "ncclSend")?,
                 recv: need(library, "ncclRecv")?,
                 group_start: need(library, "ncclGroupStart")?,

@@ -24,7 +24,7 @@ fn survivors_of_a_death_in_a_sum_name_the_lost_rank_and_sum_in_the_next_round() 
     every(&all(&mut processes.each_mut(), "sum"), "right");
     let [a, b, mut c] = processes;
     let mut survivors = [a, b];
-    assert_eq!(c.ask("set FAKE_NCCL_HANG ncclAllReduce"), "set");
+    assert_eq!(c.ask("set FAKE_NCCL_HANG ncclGroupEnd"), "set");
     c.begin("sum");
     survivors.iter_mut().for_each(|process| process.begin("sum"));
     let died = Instant::now();

@@ -113,11 +113,14 @@ impl Rank {
             }
             "sum" => {
                 let group = self.group.as_mut().unwrap();
-                let mut data: Vec<f32> = (0..NUMBERS).map(|i| (i % 100) as f32 + group.rank() as f32).collect();
-                // SAFETY: the numbers outlive the call.
-                let span = unsafe { Span::new(data.as_mut_ptr() as usize, data.len()) };
-                let result = self.communicator.all_reduce(group, span);
                 let ranks = group.world_size();
+                let mut own: Vec<f32> = (0..NUMBERS).map(|i| (i % 100) as f32 + group.rank() as f32).collect();
+                let mut data = vec![0.0; NUMBERS];
+                let mut staging = vec![0.0; Communicator::staging_elements(group, ranks, NUMBERS)];
+                // SAFETY: the numbers outlive the call.
+                let [own, sum, room] = [&mut own, &mut data, &mut staging]
+                    .map(|numbers| unsafe { Span::new(numbers.as_mut_ptr() as usize, numbers.len()) });
+                let result = self.communicator.ordered_sum(group, ranks, &[own], sum, room);
                 let right = |(i, sum): (usize, &f32)| {
                     *sum == (ranks as usize * (i % 100)) as f32 + (ranks * (ranks - 1) / 2) as f32
                 };

@@ -4,8 +4,8 @@
 mod batches;
 mod overlap;
 
+use elastic_collective::Group;
 use elastic_collective::tree::Node;
-use elastic_collective::{Group, SumOrder};
 use elastic_cuda::{
     Buffer, CudaError, CudaSlice, Decays, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Mark, Pass,
 };
@@ -65,7 +65,6 @@ struct OnGpu<'a, M: Model> {
     buckets: Vec<Bucket>,
     /// The same on the host, for TCP: the first becomes the sum.
     partials: Vec<HostMemory>,
-    order: SumOrder,
     norm: Buffer<f64>,
     bits: Buffer<u64>,
 }
@@ -96,7 +95,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
             Ok(()) => overlap::cut(&gpu, sum.len(), settings.bucket())?,
             Err(_) => Vec::new(),
         };
-        let (graphs, batches, order) = (Graphs::default(), Batches::default(), settings.sum_order);
+        let (graphs, batches) = (Graphs::default(), Batches::default());
         let (samples, spare, sums, partials, norm, bits) = Default::default();
         let passes = Passes { pass, graphs, batches, ends: gpu.marks_of_ends()? };
         Ok(OnGpu {
@@ -112,7 +111,6 @@ impl<'a, M: Model> OnGpu<'a, M> {
             sum,
             buckets,
             partials,
-            order,
             norm,
             bits,
         })
@@ -129,7 +127,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
         }
         let [first, rest @ ..] = &mut self.partials[..] else { unreachable!("one at least") };
         let rest: Vec<&[f32]> = rest.iter().map(|partial| &partial[..]).collect();
-        let votes = group.sum(self.order, task.shards, &rest, first, Some(vote()))?;
+        let votes = group.ordered_sum(task.shards, &rest, first, vote())?;
         self.gpu.upload(&first[..], &mut self.sum.as_view_mut())?;
         // The GPU may still read what the next step overwrites.
         self.gpu.wait()?;
