@@ -142,14 +142,15 @@ impl<'a, M: Model> OnGpu<'a, M> {
         Ok((ranks.vote)())
     }
 
-    /// As [`GradientTask::sum_under`], in the same order.
+    /// As [`GradientTask::sum_under`].
     fn sum_under(&mut self, task: &GradientTask<'_, M>, node: Node) -> Result<CudaSlice<f32>, EngineError> {
-        let Some((left, right)) = node.children() else { return self.leaf(task, node.first) };
-        let mut sum = self.sum_under(task, left)?;
-        let more = self.sum_under(task, right)?;
-        self.gpu.add(&mut sum, &more)?;
-        self.spare.push(more);
-        Ok(sum)
+        let take = |engine: &mut Self, shard: Node| engine.leaf(task, shard.first);
+        let add = |engine: &mut Self, mut sum: CudaSlice<f32>, more: CudaSlice<f32>| {
+            engine.gpu.add(&mut sum, &more)?;
+            engine.spare.push(more);
+            Ok(sum)
+        };
+        node.sum(self, &|_| false, &take, &add)
     }
 
     fn leaf(&mut self, task: &GradientTask<'_, M>, shard: u32) -> Result<CudaSlice<f32>, EngineError> {
@@ -181,15 +182,14 @@ impl<'a, M: Model> OnGpu<'a, M> {
 
     /// The summed loss of the shards under `node`.
     fn loss_under(&mut self, task: &GradientTask<'_, M>, node: Node) -> Result<[f32; 1], EngineError> {
-        if let Some((left, right)) = node.children() {
-            let ([left], [right]) = (self.loss_under(task, left)?, self.loss_under(task, right)?);
-            return Ok([left + right]);
-        }
-        let sum = self.leaf(task, node.first)?;
-        let mut loss = [0.0];
-        self.gpu.download(&sum.slice(sum.len() - 1..), &mut loss)?;
-        self.spare.push(sum);
-        Ok(loss)
+        let take = |engine: &mut Self, shard: Node| {
+            let sum = engine.leaf(task, shard.first)?;
+            let mut loss = [0.0];
+            engine.gpu.download(&sum.slice(sum.len() - 1..), &mut loss)?;
+            engine.spare.push(sum);
+            Ok::<[f32; 1], EngineError>(loss)
+        };
+        node.sum(self, &|_| false, &take, &|_: &mut Self, [left]: [f32; 1], [right]: [f32; 1]| Ok([left + right]))
     }
 
     /// For a gradient and its loss.

@@ -67,13 +67,12 @@ impl<M: Model> OnGpu<'_, M> {
             self.sums.push(sum);
         }
         // All of the last but its last piece. What is added to that one, outermost first.
-        let (mut node, mut waiting) = (last, Vec::new());
-        while let Some((left, right)) = node.children() {
-            waiting.push(self.sum_under(task, left)?);
-            node = right;
+        let mut waiting = Vec::new();
+        for node in last.before_last() {
+            waiting.push(self.sum_under(task, node)?);
         }
         let mut samples = std::mem::take(&mut self.samples);
-        task.samples_of(node.first, &mut samples);
+        task.samples_of(last.end - 1, &mut samples);
         let piece = samples.chunks(task.largest_piece()).next_back().unwrap_or_default();
         let before = &samples[..samples.len() - piece.len()];
         if !before.is_empty() {
