@@ -58,4 +58,4 @@ pub use model::{Gradient, Model, Sums, Tensor};
 pub use settings::device::Device;
 pub use settings::{Environment, Settings};
 pub use step::{Random, Step};
-pub use train::{Outcome, TrainError};
+pub use train::{Event, Observer, Outcome, TrainError};
