@@ -42,7 +42,6 @@ SOCKETS = {
 FALLS_BACK = "gradients are summed over TCP, through the host"
 # The result of a training: the checksum of its parameters, and the loss of each step.
 Result = Tuple[str, Dict[int, float]]
-MADE = re.compile(r"NCCL's communicator is made.*?round=(\d+).*?way=(\w+)")
 
 
 class Failed(Exception):
@@ -137,10 +136,10 @@ class Job:
         logs = sorted(self.folder.glob("agent-*"))
         return "".join(f"-- {path.name}\n{path.read_text(errors='replace')}" for path in logs)
 
-    def made(self) -> "List[str]":
-        """How the communicator of each round was made, from the log of node a's worker."""
+    def made(self) -> "List[int]":
+        """The rounds that made a communicator, from the log of node a's worker."""
         logged = (self.folder / "agent-a").read_text(errors="replace")
-        return [f"{way} in round {number}" for number, way in MADE.findall(logged)]
+        return [int(number) for number in re.findall(r"NCCL's communicator is made.*?round=(\d+)", logged)]
 
     def gets_on(self, world_size: int, after: int, round_above: int = 0) -> dict:
         """Waits until this many workers train, some steps further on. Returns the first such step."""
@@ -158,13 +157,13 @@ class Job:
 
     def after(self, what: str, do: "Callable[[], object]", world_size: int) -> None:
         """Does it, waits until so many train on, and tells how long that took."""
-        before, ways = traced(self.trace)[-1], len(self.made())
+        before, made = traced(self.trace)[-1], len(self.made())
         began = time.time() * 1e3
         do()
         first = self.gets_on(world_size, before["step"], before["round"])
         took = f"{first['time_ms'] - began:.0f} ms"
-        told = {"then train": world_size, "first step after": took, "made": self.made()[ways:], "step": first["step"]}
-        result(after=what, **told)
+        told = {"then train": world_size, "first step after": took, "step": first["step"]}
+        result(after=what, **told, **{"NCCL in rounds": self.made()[made:]})
 
     def wait(self) -> None:
         """Waits until all have ended well."""
@@ -265,10 +264,10 @@ def sums(options: argparse.Namespace, wanted: "Result", epochs: int, over: str, 
     half = steps[len(steps) // 2 :]
     rate = len(half) / max(half[-1]["time_ms"] - half[0]["time_ms"], 1) * 1e3
     equal, made = found == wanted, job.made()
-    told = {"equal to one worker's": equal, "steps a second": round(rate, 1), "made": made}
+    told = {"equal to one worker's": equal, "steps a second": round(rate, 1), "NCCL in rounds": made}
     result(sums=f"over {over} {flags}".strip(), **told, seconds=round(time.monotonic() - began, 1))
     if not equal or over == "nccl" and not made:
-        raise Failed(f"sums over {over} are {found[0]} and not {wanted[0]}; made: {made}")
+        raise Failed(f"sums over {over} are {found[0]} and not {wanted[0]}; NCCL in rounds: {made}")
     return rate
 
 
@@ -276,7 +275,7 @@ def disturbed(options: argparse.Namespace, wanted: "Result", epochs: int, over: 
     """One node dies and comes back; then its worker is killed, and later stopped."""
     with Job("faults", options, training(options, over, epochs)) as job:
         first = job.gets_on(3, 0)
-        result(after="start", step=first["step"], made=job.made())
+        result(after="start", step=first["step"], **{"NCCL in rounds": job.made()})
         job.after("SIGKILL of an agent, and so of its worker", lambda: job.agents["c"].kill(), 2)
         job.agents["c"].wait()
         job.after("its return", lambda: job.start("c"), 3)
@@ -300,7 +299,8 @@ def refused(options: argparse.Namespace, wanted: "Result", epochs: int) -> None:
         said = [line for line in job.log().splitlines() if FALLS_BACK in line]
         why = said[0].split(FALLS_BACK)[1].lstrip(": ") if said else "it did not"
         equal = found == wanted
-        result(without="NCCL_HOSTID", **{"falls back to TCP": why, "equal to one worker's": equal, "made": job.made()})
+        told = {"falls back to TCP": why, "equal to one worker's": equal, "NCCL in rounds": job.made()}
+        result(without="NCCL_HOSTID", **told)
         if not equal or not said:
             raise Failed(f"equal: {equal}; {why}")
 

@@ -1,4 +1,4 @@
-//! The trainer's all-reduces beside PyTorch's gloo, between processes over loopback, in turns in one run: what else the
+//! The trainer's all-reduce beside PyTorch's gloo, between processes over loopback, in turns in one run: what else the
 //! machine does meanwhile troubles all alike. Run by `make bench`; without PyTorch, ours alone.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
@@ -38,20 +38,17 @@ fn main() -> Result<()> {
 fn compare(ranks: usize, mut ours: Ranks, mut gloo: Option<Ranks>) -> Result<()> {
     for bytes in BYTES {
         let turns = (32_000_000 / bytes).clamp(1, 1000);
-        let mut samples: [Vec<f64>; 3] = Default::default();
+        let mut samples: [Vec<f64>; 2] = Default::default();
         for _ in 0..REPETITIONS {
-            samples[0].push(ours.time("ring", bytes, turns)?);
-            samples[1].push(ours.time("ordered", bytes, turns)?);
+            samples[0].push(ours.time("ordered", bytes, turns)?);
             if let Some(gloo) = &mut gloo {
-                samples[2].push(gloo.time("gloo", bytes, turns)?);
+                samples[1].push(gloo.time("gloo", bytes, turns)?);
             }
         }
-        let [ring, ordered, theirs] = samples.map(|samples| Spread::of(&samples));
-        let of = |one: Spread, other: Spread| one.median / other.median;
-        print!("{ranks} ranks {bytes:>9} bytes   ring {ring:.3}   ordered {ordered:.3}");
-        print!("   ordered/ring {:.2}", of(ordered, ring));
+        let [ordered, theirs] = samples.map(|samples| Spread::of(&samples));
+        print!("{ranks} ranks {bytes:>9} bytes   ordered {ordered:.3}");
         if gloo.is_some() {
-            print!("   gloo {theirs:.3}   ring/gloo {:.2}   ordered/gloo {:.2}", of(ring, theirs), of(ordered, theirs));
+            print!("   gloo {theirs:.3}   ordered/gloo {:.2}", ordered.median / theirs.median);
         }
         println!();
     }

@@ -1,4 +1,4 @@
-//! Times the all-reduces as one rank of several that a benchmark has started: it asks for them in turn with others'.
+//! Times the sum over ranks as one rank of several that a benchmark has started: it asks for it in turn with others'.
 
 use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use elastic_trainer::Stop;
 use elastic_trainer::collective::{Group, GroupConfig, Patience};
 use elastic_trainer::settings::Environment;
 
-/// Reads `ring|ordered BYTES TURNS` from standard input, a line at a time, and answers each with milliseconds per
+/// Reads `ordered BYTES TURNS` from standard input, a line at a time, and answers each with milliseconds per
 /// turn. Every rank must get the same lines.
 pub(crate) fn run() -> anyhow::Result<()> {
     let environment = Environment::read(|name| std::env::var(name).ok())?;
@@ -23,7 +23,6 @@ pub(crate) fn run() -> anyhow::Result<()> {
         let (bytes, turns): (usize, u32) = (bytes.parse()?, turns.parse()?);
         let mut data = vec![0.0f32; bytes / size_of::<f32>()];
         let taken = match what {
-            "ring" => time_turns(&mut group, turns, |group| Ok(group.all_reduce(&mut data)?))?,
             "ordered" => {
                 // One shard for each rank, so that every rank sends one partial sum.
                 time_turns(&mut group, turns, |group| {

@@ -11,7 +11,7 @@ use crate::agent::Agent;
 use crate::data::Data;
 use crate::model::Model;
 use crate::settings::{Environment, Settings};
-use crate::train::{Outcome, Ready, TrainError, Trainer};
+use crate::train::{Caller, Observer, Outcome, Ready, TrainError, Trainer};
 
 /// Trains a model, elastically: in a group of workers that may grow, shrink and lose members, with the same result, bit
 /// for bit, as if nothing had happened.
@@ -113,12 +113,13 @@ pub struct Elastic<'a> {
     stop: Stop,
     rescue: Vec<String>,
     out: Option<&'a mut dyn Write>,
+    observer: Option<&'a mut dyn Observer>,
 }
 
 impl<'a> Elastic<'a> {
     /// A run with these settings, in the place that the environment tells.
     pub fn new(settings: Settings, environment: Environment) -> Elastic<'a> {
-        Elastic { settings, environment, stop: Stop::default(), rescue: Vec::new(), out: None }
+        Elastic { settings, environment, stop: Stop::default(), rescue: Vec::new(), out: None, observer: None }
     }
 
     /// Ends early when this flag is raised. Most programs want [`Stop::on_signals`].
@@ -126,11 +127,10 @@ impl<'a> Elastic<'a> {
         Elastic { stop, ..self }
     }
 
-    /// The words of a command line that runs
-    /// [`checkpoint::command::Command::Rescue`](crate::checkpoint::command::Command) of this very program, up to its
-    /// flags: `["/bin/line", "checkpoint", "rescue"]`. An agent that ends with its job runs it, and so saves the
-    /// snapshots that it keeps in memory. Without it they end with the agent: what was not written to
-    /// [`Settings::checkpoint_dir`] by then is lost.
+    /// The words of a command line that runs the command `checkpoint rescue` of this very program, up to its flags:
+    /// `["/bin/line", "checkpoint", "rescue"]`. An agent that ends with its job runs it, and so saves the snapshots that
+    /// it keeps in memory. Without it they end with the agent: what was not written to [`Settings::checkpoint_dir`] by
+    /// then is lost.
     pub fn rescue(self, words: impl IntoIterator<Item = String>) -> Elastic<'a> {
         Elastic { rescue: words.into_iter().collect(), ..self }
     }
@@ -140,13 +140,18 @@ impl<'a> Elastic<'a> {
         Elastic { out: Some(out), ..self }
     }
 
+    /// What hears of rounds, steps, evaluations and commits.
+    pub fn observer(self, observer: &'a mut dyn Observer) -> Elastic<'a> {
+        Elastic { observer: Some(observer), ..self }
+    }
+
     /// Trains until the last step, the first error that no next round can fix, or a stop; tells the agent why when it
     /// is an error.
     ///
     /// After an error of which [`TrainError::is_stuck`] is true (only NCCL brings it about), the program must end by
     /// `libc::_exit(1)`: whatever else ends a process would wait for a thread that never comes back.
     pub fn run<M: Model>(self, model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<Outcome, TrainError> {
-        let Elastic { settings, environment, stop, rescue, out } = self;
+        let Elastic { settings, environment, stop, rescue, out, observer } = self;
         let mut stdout = io::stdout();
         let out: &mut dyn Write = match out {
             Some(out) => out,
@@ -166,10 +171,12 @@ impl<'a> Elastic<'a> {
                 (Some(agent), Some(assignment))
             }
         };
+        let observer = observer.map(|observer| observer as &mut dyn Observer);
+        let caller = Caller { rescue, out, observer };
         let train = || {
             ready
-                .map(|ready| Trainer::new(&settings, &environment, assignment, &mut agent, &stop, ready, rescue))
-                .and_then(|trainer| trainer.train(out))
+                .map(|ready| Trainer::new(&settings, &environment, assignment, &mut agent, &stop, ready, caller))
+                .and_then(Trainer::train)
         };
         let result = catch_unwind(AssertUnwindSafe(train));
         if let Some(agent) = &mut agent {

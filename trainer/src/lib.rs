@@ -1,6 +1,7 @@
 //! Elastic data-parallel training: a library for workers that an agent starts, and the parts it is made of.
 //!
-//! To train a model of one's own, begin at [`Elastic`].
+//! To train a model of one's own, begin at [`Elastic`]. What is documented here is the interface. Hidden modules are for
+//! the programs and tests of this project, and change as these need.
 //!
 //! ```text
 //! elastic      the front: settings, a model and its data in, trained parameters out
@@ -31,31 +32,41 @@ compile_error!("tensors are sent and saved as they lie in memory, which must be 
 
 mod agent;
 #[cfg(feature = "cuda")]
+#[doc(hidden)]
 pub mod check;
+#[doc(hidden)]
 pub mod checkpoint;
+#[doc(hidden)]
 pub mod command;
+#[doc(hidden)]
 pub mod data;
 mod elastic;
+#[doc(hidden)]
 pub mod engine;
 mod error;
+#[doc(hidden)]
 pub mod model;
 pub mod program;
 pub mod random;
+#[doc(hidden)]
 pub mod settings;
 mod step;
+#[doc(hidden)]
 pub mod tasks;
 mod train;
 
-pub use data::{Data, SampleError};
+pub use data::{Data, Digits, SampleError, Unit};
 pub use elastic::Elastic;
+#[doc(hidden)]
 pub use elastic_collective as collective;
 pub use elastic_collective::stop::Stop;
 #[cfg(feature = "cuda")]
+#[doc(hidden)]
 pub use elastic_cuda as cuda;
-pub use engine::DeviceError;
+pub use engine::state::State;
 pub use error::{Error, Result, TaskError};
-pub use model::{Gradient, Model, Sums, Tensor};
+pub use model::{Gradient, Model, Rows, Sums, Tensor};
 pub use settings::device::Device;
 pub use settings::{Environment, Settings};
 pub use step::{Random, Step};
-pub use train::{Outcome, TrainError};
+pub use train::{Event, Observer, Outcome, TrainError};

@@ -27,7 +27,7 @@ use crate::elastic::Elastic;
 use crate::error::{Result, with_causes};
 use crate::model::Model;
 use crate::settings::{Environment, Settings};
-use crate::train::TrainError;
+use crate::train::{Observer, TrainError};
 
 /// What shells add to a signal's number for the exit code.
 const BY_SIGNAL: u8 = 128;
@@ -47,6 +47,11 @@ pub trait Task: Args {
 
     /// Makes the model and its data. An error ends the worker; the agent restarts it as after any failure.
     fn make(&self) -> Result<(Self::Model, Self::Data)>;
+
+    /// What hears of rounds, steps, evaluations and commits; nothing unless told otherwise.
+    fn observer(&self) -> Option<Box<dyn Observer>> {
+        None
+    }
 
     /// What rank 0 prints at the end, of the trained parameters; nothing unless told otherwise.
     fn judge(&self, model: &Self::Model, data: &Self::Data, parameters: &[f32]) -> Option<String> {
@@ -142,7 +147,11 @@ impl Process {
         let environment = Environment::read(|name| std::env::var(name).ok())?;
         let own = std::env::current_exe().ok().and_then(|path| path.into_os_string().into_string().ok());
         let rescue = own.into_iter().flat_map(|own| [own, "checkpoint".to_owned(), "rescue".to_owned()]);
-        let elastic = Elastic::new(task.settings().clone(), environment).stop(self.stop.clone()).rescue(rescue);
+        let mut observer = task.observer();
+        let mut elastic = Elastic::new(task.settings().clone(), environment).stop(self.stop.clone()).rescue(rescue);
+        if let Some(observer) = &mut observer {
+            elastic = elastic.observer(observer.as_mut());
+        }
         let outcome = elastic.run(&model, &data)?;
         // What follows may take long, and there is nothing more to save.
         self.stop.release_signals();

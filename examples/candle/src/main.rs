@@ -5,10 +5,8 @@ use std::process::ExitCode;
 
 use candle_core::{DType, Device, Result as Candle, Tensor, Var};
 use candle_nn::{Conv2d, Conv2dConfig, Linear, Module, VarBuilder, VarMap, conv2d, linear, loss};
-use elastic_trainer::data::Digits;
-use elastic_trainer::model::Rows;
 use elastic_trainer::program::{self, Task};
-use elastic_trainer::{Gradient, Model, Result, Settings, Step};
+use elastic_trainer::{Digits, Gradient, Model, Result, Rows, Settings, Step};
 
 /// Learn hand-written digits with a convolutional network of candle's
 #[derive(clap::Args)]

@@ -3,10 +3,9 @@
 //! ```text
 //! bootstrap   connects every rank with every other, through rank 0; compares job, round and settings
 //! peer_stream one operation's bytes to and from one peer; waiting, deadlines, lost peers
-//! ring        all-reduce for large buffers          pairwise   all-reduce for small ones, broadcast
+//! pairwise    sums of small buffers, broadcast
 //! spread      copies the state, or parts of it, from the ranks that hold it to the others, all at once
 //! ordered     all-reduce of shard sums in the fixed order of `tree`
-//! order       which of the two sums a step uses
 //! recorder    the last operations, and how far they came, for when one is given up
 //! stop        the request to stop, or to change to a later round, for everything that waits
 //! ```
@@ -16,12 +15,10 @@
 //! with NCCL and Gloo: the network between workers must be a trusted one.
 
 mod bootstrap;
-mod order;
 mod ordered;
 mod pairwise;
 mod peer_stream;
 pub mod recorder;
-mod ring;
 mod spread;
 pub mod stop;
 pub mod tree;
@@ -34,15 +31,8 @@ use std::time::{Duration, Instant};
 use elastic_proto::worker::FailureClass;
 
 use crate::stop::Stop;
-pub use order::SumOrder;
 use peer_stream::Interest;
 use recorder::{Peer, Recorder};
-
-/// Buffers up to this many bytes are reduced pairwise, in fewer turns; larger ones in a ring, in fewer bytes.
-const PAIRWISE_BYTES: usize = 64 * 1024;
-
-/// Bytes that are reduced and passed on at a time, so that receiving, adding and sending overlap.
-const SEGMENT_BYTES: usize = 256 * 1024;
 
 /// This process's rank, where rank 0 listens, and what all ranks must agree on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -304,17 +294,6 @@ impl Group {
         self.world_size as u32
     }
 
-    /// Replaces `data` by its sum over all ranks. All ranks get the same bits. The order of the sum depends on the
-    /// number of ranks; that of [`ordered_sum`](Self::ordered_sum) does not.
-    pub fn all_reduce(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
-        let result = match self.world_size {
-            1 => Ok(()),
-            _ if size_of_val(data) <= PAIRWISE_BYTES => pairwise::all_reduce(self, data),
-            _ => ring::all_reduce(self, data),
-        };
-        self.ended(result)
-    }
-
     /// Adds the shards' buffers in the order of [`tree`]. All ranks get the same bits, and the bits are the same for
     /// every number of ranks. At the call, `sum` holds the partial sum of the first of this rank's
     /// [nodes](tree::nodes_of), and `rest` has those of the other nodes, in their order. On a rank without shards the
@@ -367,7 +346,7 @@ impl Group {
 
     /// Returns when all ranks have called it.
     pub fn barrier(&mut self) -> Result<(), CollectiveError> {
-        self.all_reduce(&mut [0.0])
+        self.gather([0]).map(drop)
     }
 
     /// Records how the operation under way ended.

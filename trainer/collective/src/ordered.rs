@@ -1,5 +1,5 @@
 //! The all-reduce whose result does not depend on the number of ranks: the shards' sums are added in the order of
-//! [`tree`](super::tree). It is not the fastest sum, but it sends as many bytes as a ring when the shares are even.
+//! [`tree`](super::tree). It sends as many bytes as a ring when the shares are even.
 //!
 //! The buffer is cut into one chunk for each rank, which owns it. Each rank sends its partial sums of a chunk to the
 //! owner, which completes the tree and sends the finished chunk to all. To each peer, both halves are one byte stream,
@@ -12,14 +12,15 @@
 //! two, the ranks' nodes are neighbours in the tree by pairs, pairs of pairs and so on, and are added
 //! [pairwise], in fewer messages.
 
+use std::convert::Infallible;
 use std::ops::Range;
 
 use super::peer_stream::{Interest, Kind, PeerStream};
 use super::tree::{Node, SumPlan};
 use super::{CollectiveError, Group, pairwise};
 
-/// Bytes of each partial sum that are added at a time. Smaller than the ring's: a chunk is a rank's whole share of a
-/// step, and this overlaps its halves even at a megabyte.
+/// Bytes of each partial sum that are added at a time. A chunk is a rank's whole share of a step, and this overlaps its
+/// halves even at a megabyte.
 const SEGMENT_BYTES: usize = 64 * 1024;
 
 const SEGMENT: usize = SEGMENT_BYTES / size_of::<f32>();
@@ -46,7 +47,7 @@ pub(super) struct Staging {
     received: Vec<Vec<f32>>,
     /// A block of this rank's first partial sum, which the sum overwrites.
     own: Vec<f32>,
-    /// For the inner nodes of the tree.
+    /// For sums within the tree.
     scratch: Vec<Vec<f32>>,
 }
 
@@ -129,7 +130,9 @@ fn run(
             }
         })
         .collect();
-    let own = OwnChunk { mine, nodes: my_nodes, everywhere, shards };
+    let is_known = |node: Node| my_nodes.contains(&node) || streams.iter().any(|stream| stream.nodes.contains(&node));
+    let turns = turns(shards, &is_known);
+    let own = OwnChunk { mine, nodes: my_nodes, everywhere, turns };
 
     // Elements of this rank's own chunk that are finished.
     let mut finished = 0;
@@ -161,7 +164,7 @@ struct OwnChunk {
     nodes: Vec<Node>,
     /// Whether each rank adds everything.
     everywhere: bool,
-    shards: u32,
+    turns: Vec<Turn>,
 }
 
 impl OwnChunk {
@@ -183,7 +186,7 @@ impl OwnChunk {
             own.clear();
             own.extend_from_slice(sum);
             let sources = Sources { own, rest, start: start_of_chunk, nodes: &self.nodes, streams, received };
-            add_tree(Node::root(self.shards), &|node| sources.find(node, segment, &block), sum, scratch);
+            add_up(&self.turns, |node| sources.find(node, segment, &block), sum, scratch);
         }
     }
 }
@@ -343,42 +346,78 @@ struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
-    /// The partial sum of `node` over `block`, in `segment`, of this rank's chunk, if a rank owns the node whole.
-    fn find(&self, node: Node, segment: &Range<usize>, block: &Range<usize>) -> Option<&'a [f32]> {
+    /// The partial sum of `node` over `block`, in `segment`, of this rank's chunk.
+    fn find(&self, node: Node, segment: &Range<usize>, block: &Range<usize>) -> &'a [f32] {
         let position = |nodes: &[Node]| nodes.iter().position(|&candidate| candidate == node);
         match position(self.nodes) {
-            Some(0) => return Some(self.own),
-            Some(number) => return Some(&self.rest[number - 1][self.start + block.start..self.start + block.end]),
+            Some(0) => return self.own,
+            Some(number) => return &self.rest[number - 1][self.start + block.start..self.start + block.end],
             None => {}
         }
-        self.streams.iter().find_map(|stream| {
+        let received = self.streams.iter().find_map(|stream| {
             let number = position(&stream.nodes)?;
             let slot = segment.start / SEGMENT % WINDOW;
             let start = stream.nodes.len() * slot * SEGMENT + number * segment.len() + block.start - segment.start;
             Some(&self.received[stream.peer_stream.peer][start..start + block.len()])
-        })
+        });
+        let Some(received) = received else { unreachable!("the ranks' nodes hold every shard") };
+        received
     }
 }
 
-/// Writes the sum under `node` into `sum`. `find` returns the sums that are known; the others are added in the tree's
-/// order.
-fn add_tree<'a>(node: Node, find: &impl Fn(Node) -> Option<&'a [f32]>, sum: &mut [f32], scratch: &mut Vec<Vec<f32>>) {
-    if let Some(known) = find(node) {
-        return sum.copy_from_slice(known);
+/// A turn of a sum, which is made on a stack.
+enum Turn {
+    /// Puts this node's sum on the stack.
+    Take(Node),
+    /// Replaces the two uppermost sums by their sum. The upper one is the right summand.
+    Add,
+}
+
+/// The turns of the sum of all shards.
+fn turns(shards: u32, known: &impl Fn(Node) -> bool) -> Vec<Turn> {
+    let mut turns = Vec::new();
+    let take = |turns: &mut Vec<Turn>, node: Node| {
+        turns.push(Turn::Take(node));
+        Ok::<(), Infallible>(())
+    };
+    let add = |turns: &mut Vec<Turn>, (): (), (): ()| {
+        turns.push(Turn::Add);
+        Ok(())
+    };
+    let Ok(()) = Node::root(shards).sum(&mut turns, known, &take, &add);
+    turns
+}
+
+/// Writes the sum that `turns` make into `sum`. `find` returns the sums that they take.
+fn add_up<'a>(turns: &[Turn], find: impl Fn(Node) -> &'a [f32], sum: &mut [f32], scratch: &mut Vec<Vec<f32>>) {
+    // A sum that is made, not taken, lies at its height of the stack: the lowest in `sum`, the others in `scratch`.
+    let mut stack: Vec<Option<&[f32]>> = Vec::with_capacity(turns.len());
+    for turn in turns {
+        if let Turn::Take(node) = turn {
+            stack.push(Some(find(*node)));
+            continue;
+        }
+        let (right, left) = (stack.pop().flatten(), stack.pop().flatten());
+        let height = stack.len();
+        scratch.resize_with(scratch.len().max(height + 1), Vec::new);
+        let (lower, upper) = scratch.split_at_mut(height);
+        let length = sum.len();
+        let into = match lower.last_mut() {
+            Some(made) => {
+                made.resize(length, 0.0);
+                &mut made[..]
+            }
+            None => &mut *sum,
+        };
+        let right = right.unwrap_or(&upper[0]);
+        match left {
+            // In one pass over the memory.
+            Some(left) => into.iter_mut().zip(left).zip(right).for_each(|((sum, left), right)| *sum = left + right),
+            None => pairwise::add(into, right),
+        }
+        stack.push(None);
     }
-    let Some((left, right)) = node.children() else { unreachable!("the ranks' nodes hold every shard") };
-    let known_right = find(right);
-    if let (Some(left), Some(right)) = (find(left), known_right) {
-        // In one pass over the memory.
-        return sum.iter_mut().zip(left.iter().zip(right)).for_each(|(sum, (left, right))| *sum = left + right);
+    if let Some(Some(known)) = stack.pop() {
+        sum.copy_from_slice(known);
     }
-    add_tree(left, find, sum, scratch);
-    if let Some(known) = known_right {
-        return pairwise::add(sum, known);
-    }
-    let mut more = scratch.pop().unwrap_or_default();
-    more.resize(sum.len(), 0.0);
-    add_tree(right, find, &mut more, scratch);
-    pairwise::add(sum, &more);
-    scratch.push(more);
 }

@@ -3,54 +3,19 @@
 use super::peer_stream::{Exchange, Kind, OperationHeader, PeerStream, run};
 use super::{CollectiveError, Group};
 
-/// Adds by recursive doubling (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-/// MPICH", 2005): each rank exchanges buffers with a partner at distance 1, 2, 4 …, so log2(n) turns suffice. Ranks
-/// beyond the largest power of two first send their buffer to another rank, and get the sum from it at the end.
-/// Partners add the same two numbers, so all ranks get the same bits.
-pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), CollectiveError> {
-    let operation = group.begin(Kind::Pairwise, size_of_val(data));
-    let rank = group.rank;
-    let core = 1 << group.world_size.ilog2();
-    let mut theirs = vec![0.0; data.len()];
-    if rank >= core {
-        send(group, operation, rank - core, bytemuck::cast_slice(data))?;
-        return receive(group, operation, rank - core, bytemuck::cast_slice_mut(data));
-    }
-    let extra = Some(rank + core).filter(|&extra| extra < group.world_size);
-    if let Some(extra) = extra {
-        receive(group, operation, extra, bytemuck::cast_slice_mut(&mut theirs))?;
-        add(data, &theirs);
-    }
-    double(group, operation, core, data, &mut theirs, 0)?;
-    match extra {
-        Some(extra) => send(group, operation, extra, bytemuck::cast_slice(data)),
-        None => Ok(()),
-    }
-}
-
-/// As [`all_reduce`], with votes, and only for a power of two of ranks. Each turn adds two neighbouring nodes of a
-/// binary tree: the lower ranks' sum and the higher ranks' sum.
+/// The sum of [`ordered`](super::ordered) by recursive doubling (Thakur, Rabenseifner and Gropp, "Optimization of
+/// collective communication operations in MPICH", 2005), for a power of two of ranks: each rank exchanges buffers with a
+/// partner at distance 1, 2, 4 …, so log2(n) turns suffice. Each turn adds two neighbouring nodes of a binary tree: the
+/// lower ranks' sum and the higher ranks' sum.
 pub(super) fn sum_in_tree(group: &mut Group, sum: &mut [f32], vote: u32) -> Result<u32, CollectiveError> {
     let operation = group.begin(Kind::Ordered, size_of_val(sum));
     let mut theirs = vec![0.0; sum.len()];
-    double(group, operation, group.world_size, sum, &mut theirs, vote)
-}
-
-/// The turns between the first `ranks`, a power of two. Returns the bitwise OR of their votes.
-fn double(
-    group: &mut Group,
-    operation: OperationHeader,
-    ranks: usize,
-    data: &mut [f32],
-    theirs: &mut [f32],
-    vote: u32,
-) -> Result<u32, CollectiveError> {
     let (mut votes, mut distance) = (vote, 1);
-    while distance < ranks {
+    while distance < group.world_size {
         let partner = group.rank ^ distance;
-        let (out, into) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(theirs));
+        let (out, into) = (bytemuck::cast_slice(sum), bytemuck::cast_slice_mut(&mut theirs));
         votes |= exchange(group, operation, (partner, votes), Some(out), Some(into))?;
-        add(data, theirs);
+        add(sum, &theirs);
         distance *= 2;
     }
     Ok(votes)

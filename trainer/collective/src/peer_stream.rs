@@ -19,12 +19,10 @@ const FAREWELL: u32 = 0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Kind {
-    Pairwise = 1,
-    Ring = 2,
-    Ordered = 3,
-    Broadcast = 4,
-    Gather = 5,
-    Spread = 6,
+    Ordered = 1,
+    Broadcast = 2,
+    Gather = 3,
+    Spread = 4,
 }
 
 /// An operation as its header names it.
@@ -63,12 +61,10 @@ impl std::fmt::Display for OperationHeader {
 
 fn name(kind: u32) -> &'static str {
     match kind {
-        1 => "pairwise sum",
-        2 => "ring sum",
-        3 => "ordered sum",
-        4 => "broadcast",
-        5 => "gathering",
-        6 => "spreading",
+        1 => "ordered sum",
+        2 => "broadcast",
+        3 => "gathering",
+        4 => "spreading",
         _ => "unknown operation",
     }
 }

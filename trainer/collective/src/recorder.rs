@@ -225,7 +225,7 @@ mod tests {
     use serde_json::Value;
 
     fn operation(round: u64, number: u64) -> Operation {
-        Operation { round, number, transport: "tcp", name: "ring sum", bytes: 4096 }
+        Operation { round, number, transport: "tcp", name: "ordered sum", bytes: 4096 }
     }
 
     fn config(round: u64) -> GroupConfig {

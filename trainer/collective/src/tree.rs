@@ -4,6 +4,9 @@
 //! the shards. A rank owns neighbouring shards, and adds those under each tree node that it owns whole. The rest of the
 //! tree is then added from the ranks' partial sums. So every world size gives the same bits. The idea of logical
 //! workers that outlive physical ones is EasyScale's (Li et al., SC 2023).
+//!
+//! Only this module knows the order. Whatever adds, on threads, ranks, GPUs or over NCCL, does it by [`Node::sum`], or
+//! adds [`Node::before_last`] to a last shard.
 
 use std::ops::Range;
 
@@ -31,6 +34,36 @@ impl Node {
         }
         let middle = self.first + width.next_power_of_two() / 2;
         Some((Node { first: self.first, end: middle }, Node { first: middle, end: self.end }))
+    }
+
+    /// This node's sum, in the one order: `add` gets two neighbouring sums, the left one first. `take` gets each node
+    /// below it that is `known`, and each single shard that is in none of these.
+    pub fn sum<C, T, E>(
+        self,
+        context: &mut C,
+        known: &impl Fn(Node) -> bool,
+        take: &impl Fn(&mut C, Node) -> Result<T, E>,
+        add: &impl Fn(&mut C, T, T) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self.children() {
+            Some((left, right)) if !known(self) => {
+                let left = left.sum(context, known, take, add)?;
+                let right = right.sum(context, known, take, add)?;
+                add(context, left, right)
+            }
+            _ => take(context, self),
+        }
+    }
+
+    /// The nodes whose sums, and the last shard's, make this node's sum: that shard's is added to the last of them, the
+    /// result to the one before, and so on.
+    pub fn before_last(self) -> Vec<Node> {
+        let (mut before, mut node) = (Vec::new(), self);
+        while let Some((left, right)) = node.children() {
+            before.push(left);
+            node = right;
+        }
+        before
     }
 }
 
@@ -111,6 +144,37 @@ mod tests {
                 prop_assert!(nodes_of(rank, world_size, shards).len() <= widest);
             }
         }
+    }
+
+    /// The sum of numbers whose order of additions shows in the text.
+    fn naive(node: Node) -> String {
+        let Some((left, right)) = node.children() else { return node.first.to_string() };
+        format!("({}+{})", naive(left), naive(right))
+    }
+
+    proptest! {
+        #[test]
+        fn a_sum_and_what_comes_before_the_last_shard_are_the_trees(world_size in 1u32..12, shards in 1u32..70) {
+            let (root, known) = (Node::root(shards), |node: Node| {
+                (0..world_size).any(|rank| nodes_of(rank, world_size, shards).contains(&node))
+            });
+            let take = |taken: &mut Vec<Node>, node: Node| {
+                taken.push(node);
+                Ok::<_, ()>(naive(node))
+            };
+            let add = |_: &mut Vec<Node>, left: String, right: String| Ok(format!("({left}+{right})"));
+            let mut taken = Vec::new();
+            prop_assert_eq!(root.sum(&mut taken, &known, &take, &add), Ok(naive(root)));
+            prop_assert!(taken.into_iter().all(known), "sums that a rank has");
+            let last = (shards - 1).to_string();
+            let from_the_last = |sum, node: Node| format!("({}+{sum})", naive(node));
+            prop_assert_eq!(root.before_last().into_iter().rfold(last, from_the_last), naive(root));
+        }
+    }
+
+    #[test]
+    fn the_left_child_spans_a_power_of_two() {
+        assert_eq!(naive(Node::root(7)), "(((0+1)+(2+3))+((4+5)+6))");
     }
 
     #[test]

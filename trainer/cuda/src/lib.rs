@@ -40,7 +40,7 @@ pub use kernels::sources::{SOURCES, Source};
 pub use libraries::compiler::{Compiled, Compiler};
 pub use libraries::error::LoadError;
 pub use libraries::surroundings::Surroundings;
-pub use nccl::stream::{NcclStream, all_reduce, ordered_sum};
+pub use nccl::stream::{NcclStream, ordered_sum};
 pub use products::bf16::Epilogue;
 pub use products::{After, Matrix};
 pub use state::{GpuState, HostCopy};

@@ -2,6 +2,7 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+use std::convert::Infallible;
 use std::num::NonZeroUsize;
 
 use elastic_collective::tree::Node;
@@ -103,11 +104,13 @@ impl<M: Model> GradientTask<'_, M> {
 
     /// As [`sum_under`](Self::sum_under), by one thread.
     fn sum_of(&self, node: Node, buffers: &mut ThreadBuffers<M>) -> Vec<f32> {
-        let Some((left, right)) = node.children() else { return self.leaf(node.first, buffers) };
-        let mut sum = self.sum_of(left, buffers);
-        let more = self.sum_of(right, buffers);
-        add(&mut sum, &more);
-        buffers.spare.push(more);
+        let take = |buffers: &mut ThreadBuffers<M>, shard: Node| Ok::<_, Infallible>(self.leaf(shard.first, buffers));
+        let add = |buffers: &mut ThreadBuffers<M>, mut sum: Vec<f32>, more: Vec<f32>| {
+            add(&mut sum, &more);
+            buffers.spare.push(more);
+            Ok(sum)
+        };
+        let Ok(sum) = node.sum(buffers, &|_| false, &take, &add);
         sum
     }
 
@@ -242,19 +245,15 @@ impl<M: Model> GradientTask<'_, M> {
 
     fn part_from_back<'o>(
         &self,
-        mut node: Node,
+        node: Node,
         buffers: &mut ThreadBuffers<M>,
         outbox: &'o mut Vec<f32>,
         size: usize,
         give: impl FnMut(&'o mut [f32]),
     ) {
         // The sums of all but the last shard's last piece. They are added to that piece, outermost first.
-        let mut sums = Vec::new();
-        while let Some((left, right)) = node.children() {
-            sums.push(self.sum_of(left, buffers));
-            node = right;
-        }
-        self.samples_of(node.first, &mut buffers.samples);
+        let mut sums: Vec<Vec<f32>> = node.before_last().iter().map(|&node| self.sum_of(node, buffers)).collect();
+        self.samples_of(node.end - 1, &mut buffers.samples);
         let samples = std::mem::take(&mut buffers.samples);
         let last = samples.chunks(self.largest_piece()).next_back().unwrap_or_default();
         let before = &samples[..samples.len() - last.len()];
@@ -339,13 +338,16 @@ pub(crate) fn parts_of(node: Node, threads: usize) -> Vec<Node> {
 }
 
 /// Adds the sums of the parts of `node`, in the order of the tree, into the first.
-pub(crate) fn add_parts(node: Node, parts: &[Node], sums: &mut [&mut [f32]]) {
-    let (Some((left, right)), true) = (node.children(), parts.len() > 1) else { return };
-    let middle = parts.partition_point(|part| part.first < right.first);
-    let ((left_parts, right_parts), (left_sums, right_sums)) = (parts.split_at(middle), sums.split_at_mut(middle));
-    add_parts(left, left_parts, left_sums);
-    add_parts(right, right_parts, right_sums);
-    add(left_sums[0], right_sums[0]);
+pub(crate) fn add_parts(node: Node, parts: &[Node], mut sums: &mut [&mut [f32]]) {
+    let position = |part: Node| parts.iter().position(|&other| other == part);
+    let take = |_: &mut &mut [&mut [f32]], part: Node| position(part).ok_or(part);
+    let add = |sums: &mut &mut [&mut [f32]], left: usize, right: usize| {
+        let (lower, upper) = sums.split_at_mut(right);
+        add(lower[left], upper[0]);
+        Ok(left)
+    };
+    let added = node.sum(&mut sums, &|part| position(part).is_some(), &take, &add);
+    assert!(added.is_ok(), "the parts hold every shard");
 }
 
 #[cfg(test)]

@@ -71,9 +71,7 @@ impl Nccl {
         };
         let load = || {
             let library = Library::open(settings.nccl_library.as_deref(), &environment.cuda)?;
-            let how = if settings.nccl_renew { ", a new communicator in each round: --nccl-renew" } else { "" };
-            info!("NCCL {} ({}){how}", library.version_text(), library.path());
-            let library = if settings.nccl_renew { library.that_renews() } else { library };
+            info!("NCCL {} ({})", library.version_text(), library.path());
             Ok(Communicator::new(library, Box::new(NcclStream::new(gpu)?))?)
         };
         let communicator = if wanted { load() } else { Err(NoNccl::Unasked) };
@@ -127,7 +125,7 @@ impl Nccl {
             return self.fall_back(if without.is_empty() { failed } else { NoNccl::Ranks(without) });
         }
         match communicator.join(group)? {
-            Joined::By(_) => {
+            Joined::Made => {
                 self.joined = true;
                 if self.said.take().is_some() {
                     info!("gradients are summed over NCCL again");
@@ -200,19 +198,6 @@ impl Nccl {
         let partials: Vec<_> = partials.iter().map(|partial| partial.slice(part.clone())).collect();
         let sum = &mut sum.slice_mut(part);
         let result = elastic_cuda::ordered_sum(gpu, communicator, group, shards, &partials, sum, staging);
-        self.judge(gpu, group, result)
-    }
-
-    /// The same of what each rank has in that part of `sum`, in NCCL's order.
-    pub(super) fn sum_in_any_order(
-        &mut self,
-        gpu: &Gpu,
-        group: &mut Group,
-        sum: &mut CudaSlice<f32>,
-        part: Range<usize>,
-    ) -> Result<(), EngineError> {
-        let Ok(communicator) = &mut self.communicator else { unreachable!("it is joined") };
-        let result = elastic_cuda::all_reduce(gpu, communicator, group, &mut sum.slice_mut(part));
         self.judge(gpu, group, result)
     }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, FromArgMatches, ValueEnum};
-use elastic_collective::{Patience, SumOrder};
+use elastic_collective::Patience;
 #[cfg(feature = "cuda")]
 use elastic_cuda::Surroundings;
 
@@ -72,27 +72,19 @@ pub struct Settings {
     #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Precision::F32)]
     pub precision: Precision,
     /// How workers on GPUs sum their gradients: nccl, between the GPUs; tcp, through the hosts; or auto, over NCCL if
-    /// it works on every worker, else over TCP. In the fixed order the result is the same. Workers on CPUs use TCP
+    /// it works on every worker, else over TCP. The result is the same. Workers on CPUs use TCP
     #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = Collectives::Auto)]
     pub collectives: Collectives,
     /// NCCL's library [default: libnccl.so.2 in the folders of ELASTIC_CUDA_LIBRARIES, in the active Python
     /// environment, or on the loader's path]
     #[arg(long, value_name = "FILE")]
     pub nccl_library: Option<PathBuf>,
-    /// Make a new NCCL communicator in each round instead of shrinking or growing the last one. If one worker has this
-    /// flag, it holds for all
-    #[arg(long)]
-    pub nccl_renew: bool,
     /// Compute threads of this worker, on CPUs
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub threads: NonZeroUsize,
-    /// Order in which the workers' gradients are added: fixed, the order of the shards, so a run has the same bits for
-    /// any number of workers at any time; or any, the quickest order, with other bits for each number of workers
-    #[arg(long, value_enum, value_name = "ORDER", default_value_t = SumOrder::Fixed)]
-    pub sum_order: SumOrder,
     /// Sum a step's gradient over the workers in buckets of this size (1 MB is 2^20 bytes), each during the rest of the
-    /// backward pass. With 0, and where GPUs sum over TCP, the sum is one bucket. In the fixed order results do not
-    /// depend on it. All workers must have the same value
+    /// backward pass. With 0, and where GPUs sum over TCP, the sum is one bucket. Results do not depend on it. All
+    /// workers must have the same value
     #[arg(long, value_name = "MB", default_value = "25", value_parser = not_negative)]
     pub bucket_mb: f32,
     /// Folder for checkpoints, the same for all workers. Without it, a restarted job starts over
@@ -181,9 +173,6 @@ impl Settings {
         }
         if self.precision == Precision::Bf16 {
             words += " --precision bf16";
-        }
-        if self.sum_order == SumOrder::Any {
-            words += " --sum-order any";
         }
         format!("{words} --seed {seed} {data}")
     }
@@ -373,7 +362,6 @@ mod tests {
             (|settings| settings.schedule = Course::Cosine, "--schedule cosine --lr-min 0 (over 70 steps)"),
             (|settings| settings.clip = Some(0.5), "--clip 0.5"),
             (|settings| settings.precision = Precision::Bf16, "--precision bf16"),
-            (|settings| settings.sum_order = SumOrder::Any, "--sum-order any"),
         ] {
             assert!(words(change).contains(&format!("--weight-decay 0.01 {said} --seed")), "{}", words(change));
         }

@@ -4,6 +4,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::observer::{Event, Observer};
+
 /// What a worker's time went into since it began. All that happens between two steps of a round is the later one's.
 #[derive(Debug, Clone)]
 pub(super) struct Account {
@@ -35,7 +37,7 @@ impl Account {
     }
 
     /// A round's steps begin.
-    pub(super) fn begin(&mut self, now: Instant) {
+    fn begin(&mut self, now: Instant) {
         let since = self.since(now);
         // Before the first round it is the start, which no change has caused.
         if self.rounds > 0 {
@@ -45,19 +47,13 @@ impl Account {
     }
 
     /// A step is done.
-    pub(super) fn stepped(&mut self, step: u64, now: Instant) {
+    fn stepped(&mut self, step: u64, now: Instant) {
         let since = self.since(now);
         match step > self.furthest {
             true => self.steps += since,
             false => self.changes += since,
         }
         self.furthest = self.furthest.max(step);
-    }
-
-    /// The model is evaluated.
-    pub(super) fn evaluated(&mut self, now: Instant) {
-        let since = self.since(now);
-        self.evaluating += since;
     }
 
     /// Something is saved, or saving has failed.
@@ -83,6 +79,20 @@ impl Account {
         };
         let evaluating = if evaluating > 0.0 { format!("{evaluating:.1} s evaluating, ") } else { String::new() };
         format!("goodput {share:.1} %: {steps:.1} of {all:.1} s in steps, {evaluating}{saving:.1} s saving, {lost}")
+    }
+}
+
+impl Observer for Account {
+    fn see(&mut self, event: &Event<'_>, now: Instant) {
+        match event {
+            Event::Begin { .. } => self.begin(now),
+            Event::Step { step, .. } => self.stepped(*step, now),
+            Event::Evaluated { .. } => {
+                let since = self.since(now);
+                self.evaluating += since;
+            }
+            Event::Committed { .. } => {}
+        }
     }
 }
 

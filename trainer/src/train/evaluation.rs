@@ -8,8 +8,7 @@ use std::time::Instant;
 use elastic_collective::Group;
 use elastic_collective::tree::Node;
 
-use super::report::Printer;
-use super::trace::Event;
+use super::observer::Event;
 use super::{LEAVE, QUIESCE, Run, TrainError, Trainer, vote_to_end};
 use crate::data::{Data, Order, Schedule, StepSamples};
 use crate::engine::gradient::{GradientTask, Work};
@@ -29,12 +28,7 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Evaluates the present step, if that is due. Returns the ranks' votes: where they are to end the round, the next
     /// one begins with the evaluation.
-    pub(super) fn evaluate(
-        &mut self,
-        group: &mut Group,
-        nodes: &[Node],
-        out: &mut Printer<'_>,
-    ) -> Result<u32, TrainError> {
+    pub(super) fn evaluate(&mut self, group: &mut Group, nodes: &[Node]) -> Result<u32, TrainError> {
         let step = self.held.state.step;
         let Some(held_out) = held_out(&self.run, step).filter(|_| self.evaluated != Some(step)) else {
             return Ok(0);
@@ -56,7 +50,12 @@ impl<M: Model> Trainer<'_, M> {
         }
         let samples = held_out.samples();
         let units = (samples * held_out.unit().of_a_sample) as f64;
-        self.record_evaluation(out, samples, sums.iter().map(|sum| sum / units).collect());
+        let mut means = sums.iter().map(|sum| sum / units);
+        let loss = means.next().unwrap_or_default();
+        let metrics = self.run.model.metrics().iter().copied().zip(means).collect();
+        let round = self.membership.config.round;
+        self.history.tell(&Event::Evaluated { round, step, samples, loss, metrics });
+        self.evaluated = Some(step);
         Ok(0)
     }
 
@@ -87,20 +86,6 @@ impl<M: Model> Trainer<'_, M> {
         };
         let vote = &mut || vote_to_end(membership);
         Ok(held.engine.evaluate(&task, Ranks { group, nodes, vote })?)
-    }
-
-    /// Says what was found: the mean loss, and after it the metrics.
-    fn record_evaluation(&mut self, out: &mut Printer<'_>, samples: u64, means: Vec<f64>) {
-        let (step, round) = (self.held.state.step, self.membership.config.round);
-        let loss = means[0];
-        let metrics = self.run.model.metrics().iter().copied().zip(means[1..].iter().copied());
-        if self.membership.leads() {
-            let more: String = metrics.clone().map(|(name, mean)| format!("  {name} {mean:.4}")).collect();
-            out.line(format_args!("step {step}: held-out loss {loss:.4}{more}  in {samples} samples"));
-        }
-        self.history.record(&Event::Evaluated { round, step, samples, loss, metrics: metrics.collect() });
-        self.history.account.evaluated(Instant::now());
-        self.evaluated = Some(step);
     }
 }
 

@@ -76,14 +76,7 @@ impl<'a, M: Model> Held<'a, M> {
 
     /// Has all ranks hold the same state of `step`, from those that hold it: how many lacked it. Of those that hold it,
     /// what most have counts ([`replicas`]).
-    /// Where `any_order` is set, sums may differ in their last bits.
-    pub(super) fn share(
-        &mut self,
-        group: &mut Group,
-        any_order: bool,
-        step: u64,
-        holds: &[bool],
-    ) -> Result<usize, TrainError> {
+    pub(super) fn share(&mut self, group: &mut Group, step: u64, holds: &[bool]) -> Result<usize, TrainError> {
         if holds.len() < 2 {
             return Ok(0);
         }
@@ -95,7 +88,7 @@ impl<'a, M: Model> Held<'a, M> {
         let told = [own, done.round, u64::from(done.world_size), u64::from(done.loss.to_bits())];
         let all = group.gather(told)?;
         let sums: Vec<Option<u64>> = all.iter().zip(holds).map(|([sum, ..], holds)| holds.then_some(*sum)).collect();
-        let right = match replicas::judge(&sums, any_order) {
+        let right = match replicas::judge(&sums) {
             Verdict::Same => None,
             Verdict::Most(right) => Some(right),
             Verdict::Split => return Err(TrainError::Split { step, sums: replicas::named(&sums) }),

@@ -15,6 +15,7 @@ mod history;
 mod keeper;
 mod loading;
 mod membership;
+mod observer;
 mod plot;
 mod program;
 mod ready;
@@ -31,6 +32,7 @@ use elastic_proto::worker::{Assignment, Checkpoint, ToWorker};
 use tracing::{info, warn};
 
 pub use error::TrainError;
+pub use observer::{Event, Observer};
 pub(crate) use ready::Ready;
 
 use elastic_collective::stop::Stop;
@@ -53,9 +55,7 @@ use held::Held;
 use history::History;
 use keeper::Keeper;
 use membership::Membership;
-use plot::Point;
-use report::{Printer, ProgressLine};
-use trace::Event;
+use report::{Lines, Printer};
 
 /// The vote that asks for a checkpoint, since a node drains. (Those of [`crate::checkpoint::sharded_write`] travel with
 /// it.)
@@ -79,6 +79,13 @@ pub(crate) struct Trainer<'a, M: Model> {
     history: History<'a>,
     /// The last step that was evaluated.
     evaluated: Option<u64>,
+}
+
+/// The program that trains: how it saves when its node ends, and what it hears of the training.
+pub(crate) struct Caller<'a> {
+    pub(crate) rescue: Vec<String>,
+    pub(crate) out: &'a mut dyn Write,
+    pub(crate) observer: Option<&'a mut dyn Observer>,
 }
 
 /// What is trained: the same in all rounds.
@@ -117,9 +124,10 @@ impl<'a, M: Model> Trainer<'a, M> {
         agent: &'a mut Option<Agent>,
         stop: &'a Stop,
         ready: Ready<'a, M>,
-        rescue: Vec<String>,
+        caller: Caller<'a>,
     ) -> Trainer<'a, M> {
         let Ready { model, data, engine } = ready;
+        let Caller { rescue, out, observer } = caller;
         let samples = data.samples();
         let schedule = Schedule { samples, batch: settings.batch.get(), epochs: settings.epochs.get() };
         let words = settings.of_a_step(&model.identity(), &data.identity(), schedule.total_steps());
@@ -138,23 +146,24 @@ impl<'a, M: Model> Trainer<'a, M> {
         let membership = Membership::new(environment, assignment, agent, stop, shared);
         let job = job_of(settings, environment, &membership.config.job);
         let layout = Layout::new(&job, &words, &entries);
+        let now = Instant::now();
+        let lines = Lines::new(Printer::new(out), schedule, data, now);
         Trainer {
             run: Run { settings, words, model, data, order: Order::new(settings.seed, samples), schedule },
             held: Held::nothing(engine, model),
             keeper: Keeper::new(layout, job, environment, rescue),
             membership,
-            history: History::new(settings, Account::new(Instant::now())),
+            history: History::new(settings, Account::new(now), lines, observer),
             evaluated: None,
         }
     }
 
     /// Goes from round to round.
-    pub(crate) fn train(mut self, out: &mut dyn Write) -> Result<Outcome, TrainError> {
-        let mut out = Printer::new(out);
+    pub(crate) fn train(mut self) -> Result<Outcome, TrainError> {
         loop {
-            let (ended, group) = self.round(&mut out);
+            let (ended, group) = self.round();
             let (next, group) = match ended.map_err(|error| self.membership.with_record(error)) {
-                Ok(Ended::Finished) => return self.finish(group, &mut out),
+                Ok(Ended::Finished) => return self.finish(group),
                 Ok(Ended::Quiesced) if self.membership.stop.is_raised() => (Err(TrainError::Stopped), group),
                 Ok(Ended::Quiesced) => (self.next_place(group, None), None),
                 Err(error) if self.membership.may_pass(&error) => (self.next_place(group, Some(error)), None),
@@ -175,13 +184,13 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Takes part in a round. Its group comes back where it was left well: then its peers still need a farewell.
-    fn round(&mut self, out: &mut Printer<'_>) -> (Result<Ended, TrainError>, Option<Group>) {
+    fn round(&mut self) -> (Result<Ended, TrainError>, Option<Group>) {
         let mut group = match self.membership.form(self.run.settings.patience()) {
             Ok(group) => group,
             Err(error) => return (Err(error.into()), None),
         };
         let ended = loop {
-            if let Some(ended) = self.turn(&mut group, out).transpose() {
+            if let Some(ended) = self.turn(&mut group).transpose() {
                 break ended;
             }
         };
@@ -191,13 +200,13 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// One try at a round, from preparing the sums to the end. None where all ranks must start again in the same round.
-    fn turn(&mut self, group: &mut Group, out: &mut Printer<'_>) -> Result<Option<Ended>, TrainError> {
+    fn turn(&mut self, group: &mut Group) -> Result<Option<Ended>, TrainError> {
         self.held.engine.join(group)?;
         self.agree(group)?;
         self.keeper.give_memory_back(self.membership.agent)?;
         // With an agent a signal is a request: this rank's peers hear of it, and all stop after the same step.
         self.membership.stop.lets_finish(self.membership.agent.is_some());
-        let ended = self.steps(group, out);
+        let ended = self.steps(group);
         self.membership.stop.lets_finish(false);
         let copied = match &ended {
             Err(error) if error.is_stuck() => Ok(()),
@@ -211,22 +220,20 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
     }
 
-    fn steps(&mut self, group: &mut Group, out: &mut Printer<'_>) -> Result<Option<Ended>, TrainError> {
+    fn steps(&mut self, group: &mut Group) -> Result<Option<Ended>, TrainError> {
         let GroupConfig { rank, world_size, round, .. } = self.membership.config;
         let shards = self.run.settings.shards.get();
         let nodes = nodes_of(rank, world_size, shards);
         let total = self.run.schedule.total_steps();
         let rate = self.run.settings.rate(total);
         let (step, pid) = (self.held.state.step, std::process::id());
-        let mut progress = ProgressLine::new(step, self.run.schedule, self.run.data, world_size);
         let mut drain_known = false;
         let Transport { name: collectives, nccl_failures } = self.held.engine.transport();
-        self.history.record(&Event::Begin { round, step, world_size, pid, collectives, nccl_failures });
-        self.history.account.begin(Instant::now());
+        self.history.tell(&Event::Begin { round, step, world_size, pid, collectives, nccl_failures });
 
         self.agree_on_evaluated(group)?;
         loop {
-            let votes = self.evaluate(group, &nodes, out)?;
+            let votes = self.evaluate(group, &nodes)?;
             if votes & (QUIESCE | LEAVE) != 0 {
                 self.hear_votes(group, votes, &mut drain_known)?;
                 return Ok(Some(Ended::Quiesced));
@@ -239,12 +246,9 @@ impl<'a, M: Model> Trainer<'a, M> {
                 return Err(TrainError::Stopped);
             }
             let Some(Reduced { loss, votes }) = self.reduce(group, &nodes)? else { return Ok(None) };
-            let loss = self.advance(&rate, loss)?;
+            self.advance(&rate, loss)?;
             self.keeper.hear_share_votes(votes, self.held.state.step)?;
             self.hear_votes(group, votes, &mut drain_known)?;
-            if rank == 0 && progress.is_due() {
-                progress.print(out, self.held.state.step, loss);
-            }
             // All ranks learn in the same step that a round is forming or a rank leaves, too: this is the boundary.
             if votes & (QUIESCE | LEAVE) != 0 {
                 return Ok(Some(Ended::Quiesced));
@@ -300,8 +304,8 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
     }
 
-    /// Does the step along the gradient, with the sum of its losses: their mean.
-    fn advance(&mut self, rate: &Rate, loss: f32) -> Result<f32, TrainError> {
+    /// Does the step along the gradient, with the sum of its losses.
+    fn advance(&mut self, rate: &Rate, loss: f32) -> Result<(), TrainError> {
         let Trainer { run, held, membership, .. } = self;
         let (batch, next) = (run.schedule.batch_after(held.state.step), held.state.step + 1);
         let units = (batch.samples() * run.data.unit().of_a_sample) as f32;
@@ -315,17 +319,16 @@ impl<'a, M: Model> Trainer<'a, M> {
         let step = held.state.step;
         let GroupConfig { round, world_size, .. } = membership.config;
         held.last = Some(LastStep { round, world_size, loss });
-        self.record_step();
-        self.history.account.stepped(step, Instant::now());
-        self.history.see(Point { step, loss, round, world_size });
+        let StepSamples { epoch, first, end, .. } = batch;
+        self.history.tell(&Event::Step { round, step, epoch, first, end, loss, world_size });
         if let Some(agent) = self.membership.agent.as_mut() {
-            agent.progress(step, batch.epoch, f64::from(loss), self.run.schedule.total_steps())?;
+            agent.progress(step, epoch, f64::from(loss), self.run.schedule.total_steps())?;
         }
-        Ok(loss)
+        Ok(())
     }
 
     /// Ends a run whose steps are done.
-    fn finish(mut self, group: Option<Group>, out: &mut Printer<'_>) -> Result<Outcome, TrainError> {
+    fn finish(mut self, group: Option<Group>) -> Result<Outcome, TrainError> {
         let (step, stop, rank) = (self.held.state.step, self.membership.stop, self.membership.config.rank);
         stop.lets_finish(self.membership.agent.is_some());
         self.save_last(FINISH_TIME, stop).map_err(|cause| {
@@ -337,10 +340,12 @@ impl<'a, M: Model> Trainer<'a, M> {
             return Err(TrainError::not_finite(step, self.run.model.tensors(), number));
         }
         if rank == 0 {
-            out.line(format_args!("done: {step} steps, {} epochs", self.run.settings.epochs));
-            out.line(format_args!("{}", self.history.account.summary(Instant::now())));
+            let History { account, lines: Lines { printer, .. }, .. } = &mut self.history;
+            printer.line(format_args!("done: {step} steps, {} epochs", self.run.settings.epochs));
+            printer.line(format_args!("{}", account.summary(Instant::now())));
             self.history.draw(self.run.data.reachable_loss());
-            out.line(format_args!("parameters crc32c:{:08x}", self.held.state.checksum()));
+            let checksum = self.held.state.checksum();
+            self.history.lines.printer.line(format_args!("parameters crc32c:{checksum:08x}"));
         }
         group.into_iter().for_each(Group::leave);
         Ok(Outcome { rank, state: self.held.state })
@@ -366,7 +371,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         held.give().map_err(|error| error.to_string())?;
         let Some(saving) = keeper.saving() else { return Ok(()) };
         let header = held.header(run, &membership.config);
-        let on_commit = |checkpoint: &Checkpoint| history.record_commit(checkpoint);
+        let on_commit = |checkpoint: &Checkpoint| history.tell_commit(checkpoint);
         saving.finish(&header, &held.state.flat, membership.agent.as_mut(), time, stop, on_commit)
     }
 
@@ -382,7 +387,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn follow(&mut self) -> Result<(), TrainError> {
         let Some(saving) = self.keeper.saving() else { return Ok(()) };
         let committed = saving.follow(self.membership.agent.as_mut())?;
-        committed.iter().for_each(|checkpoint| self.history.record_commit(checkpoint));
+        committed.iter().for_each(|checkpoint| self.history.tell_commit(checkpoint));
         Ok(())
     }
 
@@ -396,7 +401,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             ToWorker::Forming { round, reason, .. } => info!(round, reason, "a round is forming"),
             message => {
                 let committed = self.keeper.saving().and_then(|saving| saving.hear(message));
-                committed.iter().for_each(|checkpoint| self.history.record_commit(checkpoint));
+                committed.iter().for_each(|checkpoint| self.history.tell_commit(checkpoint));
             }
         }
     }

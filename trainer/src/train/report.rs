@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
+use super::observer::{Event, Observer};
 use crate::data::{Data, Schedule, Unit};
 
 /// Time between two lines.
@@ -28,8 +29,11 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// How a run stands and how fast a round goes.
-pub(super) struct ProgressLine {
+/// The lines of a run: how it stands and how fast a round goes, and each evaluation. Rank 0 prints them.
+pub(super) struct Lines<'a> {
+    pub(super) printer: Printer<'a>,
+    /// Whether this is rank 0.
+    pub(super) leads: bool,
     schedule: Schedule,
     unit: Unit,
     reachable: String,
@@ -39,26 +43,21 @@ pub(super) struct ProgressLine {
     last: Instant,
 }
 
-impl ProgressLine {
-    /// Of a round with so many workers, which begins after `step` steps.
-    pub(super) fn new<B>(step: u64, schedule: Schedule, data: &dyn Data<Batch = B>, world_size: u32) -> ProgressLine {
-        let now = Instant::now();
+impl<'a> Lines<'a> {
+    pub(super) fn new<B>(
+        printer: Printer<'a>,
+        schedule: Schedule,
+        data: &dyn Data<Batch = B>,
+        now: Instant,
+    ) -> Lines<'a> {
         let reachable = data.reachable_loss().map_or(String::new(), |loss| format!(" ({loss:.4} is reachable)"));
-        ProgressLine { schedule, unit: data.unit(), reachable, world_size, started: now, first_step: step, last: now }
-    }
-
-    pub(super) fn is_due(&self) -> bool {
-        self.last.elapsed() >= REPORT_TIME
-    }
-
-    pub(super) fn print(&mut self, out: &mut Printer<'_>, step: u64, loss: f32) {
-        self.last = Instant::now();
-        out.line(format_args!("{}", self.line(step, loss, self.last - self.started)));
+        let (unit, leads) = (data.unit(), false);
+        Lines { printer, leads, schedule, unit, reachable, world_size: 1, started: now, first_step: 0, last: now }
     }
 
     /// After `took` in this round.
     fn line(&self, step: u64, loss: f32, took: Duration) -> String {
-        let ProgressLine { schedule, unit, reachable, world_size, .. } = self;
+        let Lines { schedule, unit, reachable, world_size, .. } = self;
         let (total, per_epoch) = (schedule.total_steps(), schedule.steps_per_epoch());
         let rate = (step - self.first_step) as f64 / took.as_secs_f64();
         let units = rate * (schedule.samples * unit.of_a_sample) as f64 / per_epoch as f64;
@@ -71,6 +70,28 @@ impl ProgressLine {
             unit.name,
             time((total - step) as f64 / rate),
         )
+    }
+}
+
+impl Observer for Lines<'_> {
+    fn see(&mut self, event: &Event<'_>, now: Instant) {
+        match event {
+            Event::Begin { step, world_size, .. } => {
+                (self.first_step, self.world_size) = (*step, *world_size);
+                (self.started, self.last) = (now, now);
+            }
+            Event::Step { step, loss, .. } if self.leads && now - self.last >= REPORT_TIME => {
+                self.last = now;
+                let line = self.line(*step, *loss, now - self.started);
+                self.printer.line(format_args!("{line}"));
+            }
+            Event::Evaluated { step, samples, loss, metrics, .. } if self.leads => {
+                let more: String = metrics.iter().map(|(name, mean)| format!("  {name} {mean:.4}")).collect();
+                let line = format_args!("step {step}: held-out loss {loss:.4}{more}  in {samples} samples");
+                self.printer.line(line);
+            }
+            _ => {}
+        }
     }
 }
 
@@ -94,12 +115,18 @@ mod tests {
         // Given 100 windows of 8 tokens, 10 a step, twice; when 6 steps from the fourth on took 3 seconds
         let data = Markov::new(16, 8, 100, 0);
         let schedule = Schedule { samples: 100, batch: 10, epochs: 2 };
-        let progress = ProgressLine::new(4, schedule, &data, 3);
-        let line = progress.line(10, 1.5, Duration::from_secs(3));
+        let (mut out, begun) = (Vec::new(), Instant::now());
+        let mut lines = Lines::new(Printer::new(&mut out), schedule, &data, begun);
+        lines.leads = true;
+        let (round, pid, collectives, nccl_failures) = (1, 1, "", 0);
+        lines.see(&Event::Begin { round, step: 4, world_size: 3, pid, collectives, nccl_failures }, begun);
+        let step = |step| Event::Step { round, step, epoch: 0, first: 0, end: 1, loss: 1.5, world_size: 3 };
+        lines.see(&step(5), begun + REPORT_TIME / 2);
+        lines.see(&step(10), begun + 3 * REPORT_TIME);
         // (4 + 7 · 1.75) / 8 bits are reachable.
         let wanted =
             "step 10/20  epoch 1/2  loss 1.5000 (1.4080 is reachable)  160 tokens/s  3 workers  about 5 s left";
-        assert_eq!(line, wanted);
+        assert_eq!(String::from_utf8(out).unwrap().trim_end(), wanted);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use elastic_collective::stop::GLANCE;
-use elastic_collective::{Group, GroupConfig, SumOrder, list_ranks};
+use elastic_collective::{Group, GroupConfig, list_ranks};
 use elastic_proto::worker::{Assignment, ToWorker};
 use tracing::{info, warn};
 
@@ -140,7 +140,7 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Has all ranks hold the same state of `step`, from those that hold it: how many lacked it.
     pub(super) fn share(&mut self, group: &mut Group, step: u64, holds: &[bool]) -> Result<usize, TrainError> {
-        let shared = self.held.share(group, self.run.settings.sum_order == SumOrder::Any, step, holds);
+        let shared = self.held.share(group, step, holds);
         if matches!(shared, Err(TrainError::Split { .. })) {
             // No rank knows what is right, so nothing of it is kept. Nor is the agent's memory, since the next start
             // would take it up from there. Only what is committed is left.

@@ -4,7 +4,6 @@
 //! A step that was done again after a failure appears again, in a later round: the last line for a step is the one that
 //! counts. Samples are named by their places in the epoch's order, `first` to `end` (exclusive).
 
-use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -12,72 +11,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use super::observer::Event;
+
 /// The trace cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the trace {}: {cause}; choose another --trace, or leave it out", path.display())]
 pub struct TraceError {
     path: PathBuf,
     cause: io::Error,
-}
-
-/// A line of the trace.
-#[derive(Debug, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub(crate) enum Event<'a> {
-    /// A worker group begins after this many steps.
-    Begin {
-        /// Its round.
-        round: u64,
-        /// Steps done before.
-        step: u64,
-        /// Its ranks.
-        world_size: u32,
-        /// The process that writes: rank 0's.
-        pid: u32,
-        /// What carries sums of gradients between ranks, if there are several: `tcp` or `nccl`.
-        collectives: &'a str,
-        /// How often NCCL has failed, since the oldest of the ranks began.
-        nccl_failures: u64,
-    },
-    /// The parameters have moved.
-    Step {
-        /// In this round.
-        round: u64,
-        /// Counted from 1.
-        step: u64,
-        /// Counted from 0.
-        epoch: u64,
-        /// First place in the epoch's order.
-        first: u64,
-        /// The place after the last.
-        end: u64,
-        /// Mean loss of the step's samples, before the step.
-        loss: f32,
-        /// Ranks that shared it.
-        world_size: u32,
-    },
-    /// The model was evaluated on held-out samples.
-    Evaluated {
-        /// In this round.
-        round: u64,
-        /// Steps done before.
-        step: u64,
-        /// Held-out samples.
-        samples: u64,
-        /// Their mean loss.
-        loss: f64,
-        /// The means of the model's metrics, by name.
-        metrics: BTreeMap<&'a str, f64>,
-    },
-    /// A checkpoint is the point to resume from.
-    Committed {
-        /// The round that saved it.
-        round: u64,
-        /// Steps it contains.
-        step: u64,
-        /// Its manifest.
-        path: &'a str,
-    },
 }
 
 #[derive(Serialize)]

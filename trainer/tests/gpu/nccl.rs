@@ -126,20 +126,6 @@ fn sums_over_nccl_have_the_bits_of_tcp_and_of_one_worker() {
 }
 
 #[test]
-fn in_any_order_nccl_adds_as_it_likes_and_two_numbers_have_but_one_sum() {
-    let plain: &[(&str, &str)] = &[];
-    // Each of two has one node of the tree.
-    let flags = format!("{} --collectives nccl", with_nccl(&SHORT.replace("--shards 6", "--shards 8")));
-    let fixed = all_end(start(&flags, &[plain; 2])).0;
-    let flags = format!("{flags} --sum-order any");
-    assert_eq!(checksum(&all_end(start(&flags, &[plain; 2])).0), checksum(&fixed));
-    // What each of three has is added in another order than the shards'.
-    let three = all_end(start(&flags, &[plain; 3])).0;
-    assert_ne!(checksum(&three), checksum(&fixed));
-    assert_eq!(checksum(&all_end(start(&flags, &[plain; 3])).0), checksum(&three));
-}
-
-#[test]
 fn without_nccl_workers_sum_over_tcp_and_say_why_once() {
     let alone = printed(&format!("{SHORT} --device cuda:0"), "");
     let missing = format!("{SHORT} --device cuda:0 --nccl-library /nowhere/libnccl.so.2");
@@ -226,22 +212,6 @@ fn workers_of_different_versions_say_who_has_which_and_use_tcp_or_refuse() {
     for (well, _, logged) in ended {
         // A worker that refuses ends at once. Another may learn of that before it knows all versions.
         assert!(!well && (refuses(&logged) || logged.contains("ERROR lost rank")), "{logged}");
-    }
-}
-
-#[test]
-fn a_worker_that_is_to_renew_never_revokes() {
-    let folder = tempfile::tempdir().unwrap();
-    let alone = printed(&format!("{SHORT} --device cuda:0"), "");
-    // A call after its second sum would not return.
-    let fails: Variables<'_> = &[("FAKE_NCCL_FAIL", "ncclGroupEnd#3:3"), ("FAKE_NCCL_BLOCK", "ncclCommRevoke")];
-    let flags = format!("{} --nccl-renew --trace {}", with_nccl(SHORT), folder.path().join("trace").display());
-    let (printed, logs) = all_end(start(&flags, &[fails, fails]));
-    assert_eq!(checksum(&printed), checksum(&alone));
-    for logged in logs {
-        assert!(logged.contains(", a new communicator in each round: --nccl-renew"), "{logged}");
-        assert!(logged.contains("NCCL failed in a sum"), "{logged}");
-        assert_eq!(logged.matches("NCCL's communicator is made").count(), 2, "{logged}");
     }
 }
 

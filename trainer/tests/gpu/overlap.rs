@@ -28,14 +28,12 @@ fn the_gpu_computes_on_while_nccl_sums_what_is_final() {
     // in so many steps that graphs are replayed
     let perceptron = SHORT.replace("--epochs 1", "--epochs 4");
     for (flags, bucket) in [(perceptron, IN_BUCKETS), (GPT.replace("--epochs 2", "--epochs 6"), "--bucket-mb 0.005")] {
-        for order in ["fixed", "any"] {
-            let flags = format!("{} --collectives nccl --sum-order {order}", with_nccl(&flags));
-            let whole = all_end(start(&format!("{flags} --bucket-mb 0"), &[PLAIN; 2])).0;
-            // Then they still end, with the same bits as sums that wait for the whole gradient.
-            let (printed, logs) = all_end(start(&format!("{flags} {bucket}"), &[waits; 2]));
-            undisturbed(&logs);
-            assert_eq!(checksum(&printed), checksum(&whole), "{flags}");
-        }
+        let flags = format!("{} --collectives nccl", with_nccl(&flags));
+        let whole = all_end(start(&format!("{flags} --bucket-mb 0"), &[PLAIN; 2])).0;
+        // Then they still end, with the same bits as sums that wait for the whole gradient.
+        let (printed, logs) = all_end(start(&format!("{flags} {bucket}"), &[waits; 2]));
+        undisturbed(&logs);
+        assert_eq!(checksum(&printed), checksum(&whole), "{flags}");
     }
 }
 

@@ -5,14 +5,14 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use elastic_trainer::program::Task;
 use elastic_trainer::tasks::digits;
 use elastic_trainer::{
-    Data, Elastic, Environment, Gradient, Model, Outcome, Result, SampleError, Settings, Step, Stop, Sums, Tensor,
-    TrainError,
+    Data, Elastic, Environment, Event, Gradient, Model, Observer, Outcome, Result, SampleError, Settings, Step, Stop,
+    Sums, Tensor, TrainError,
 };
 use serde_json::Value;
 
@@ -160,6 +160,42 @@ fn each_held_out_sample_is_evaluated_once_by_all_workers_together() {
         let lines = evaluated(&path);
         assert_eq!(lines.len(), 3);
         assert!(lines.iter().all(|line| line["loss"] == 18.0 && line["metrics"]["samples"] == 1.0), "{lines:?}");
+    }
+}
+
+/// What it heard, in short.
+#[derive(Default)]
+struct Heard(Vec<String>);
+
+impl Observer for Heard {
+    fn see(&mut self, event: &Event<'_>, _: Instant) {
+        self.0.push(match event {
+            Event::Begin { step, world_size, .. } => format!("{world_size} begin after {step}"),
+            Event::Step { step, .. } => format!("step {step}"),
+            Event::Evaluated { step, samples, .. } => format!("{samples} evaluated after {step}"),
+            other => format!("{other:?}"),
+        });
+    }
+}
+
+#[test]
+fn an_observer_hears_of_each_step_and_evaluation_on_every_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    for workers in [1, 2] {
+        let path = folder.path().join(workers.to_string());
+        let all = Mutex::new(Vec::new());
+        together(workers, 0, |environment| {
+            let mut heard = Heard::default();
+            let elastic = Elastic::new(settings(8, &path), environment).observer(&mut heard);
+            let outcome = elastic.output(&mut io::sink()).run(&Counted::new(false), &data()).unwrap();
+            all.lock().unwrap().push(heard.0);
+            outcome
+        });
+        let begin = format!("{workers} begin after 0");
+        let evaluated = |step| format!("37 evaluated after {step}");
+        let mut expected = vec![begin, "step 1".into(), "step 2".into(), evaluated(2)];
+        expected.extend(["step 3".into(), "step 4".into(), evaluated(4), "step 5".into(), evaluated(5)]);
+        assert_eq!(all.into_inner().unwrap(), vec![expected; workers as usize]);
     }
 }
 

@@ -44,18 +44,6 @@ fn every_world_size_gives_the_same_bits() {
 }
 
 #[test]
-fn in_any_order_workers_learn_as_well_but_their_number_shows_in_the_bits() {
-    let flags = "--epochs 20 --sum-order any";
-    let alone = train(flags, 1, 0);
-    let three = train(flags, 3, 0);
-    assert!(train(flags, 3, 0) == three, "the same workers in the same order");
-    assert_ne!(three.checksum(), alone.checksum());
-    let (model, digits) = NoFlags::parse_from(["test"]).flags.make().unwrap();
-    let (right, all) = digits::count_correct(&model, &digits, three.parameters());
-    assert!(right as f64 >= 0.95 * all as f64, "{right} of {all}");
-}
-
-#[test]
 fn a_changing_world_resumes_to_the_same_bits() {
     let undisturbed = train("--epochs 6 --hidden 32", 1, 0);
     let folder = tempfile::tempdir().unwrap();

@@ -17,7 +17,7 @@ type Job = Box<dyn FnOnce(&Shared) + Send>;
 pub(crate) struct Shared {
     pub(crate) cancel: AtomicBool,
     pub(crate) result: AtomicI32,
-    /// A peer's end was seen. In NCCL this stays with its proxy, and no revoke clears it.
+    /// A peer's end was seen.
     pub(crate) lost: AtomicBool,
     pub(crate) under_way: AtomicUsize,
     pub(crate) mesh: Mutex<Option<Arc<Mesh>>>,
@@ -39,17 +39,11 @@ pub struct Comm {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
     pub(crate) caller: ThreadId,
-    pub(crate) revoked: bool,
-    pub(crate) shrunk: bool,
 }
 
 impl Comm {
     /// Starts a communicator that belongs to the calling thread.
     pub(crate) fn start() -> Comm {
-        Comm::start_for(std::thread::current().id())
-    }
-
-    pub(crate) fn start_for(caller: ThreadId) -> Comm {
         LIVE.fetch_add(1, Ordering::SeqCst);
         let shared = Arc::new(Shared {
             cancel: AtomicBool::new(false),
@@ -66,7 +60,7 @@ impl Comm {
                 of_thread.under_way.fetch_sub(1, Ordering::SeqCst);
             }
         });
-        Comm { shared, jobs: Some(jobs), thread: Some(thread), caller, revoked: false, shrunk: false }
+        Comm { shared, jobs: Some(jobs), thread: Some(thread), caller: std::thread::current().id() }
     }
 
     pub(crate) fn submit(&self, job: impl FnOnce(&Shared) + Send + 'static) {
@@ -111,7 +105,7 @@ impl Comm {
     }
 }
 
-/// Communicators that were neither aborted nor destroyed.
+/// Communicators that were not aborted.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
 /// How long functions take that make or end a communicator. They are slow in NCCL, too.
@@ -120,14 +114,14 @@ pub(crate) const COMMUNICATORS_TAKE: Duration = Duration::from_millis(3);
 /// How long a call that ends a communicator may take to come from another thread.
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 
-/// A new communicator may exist only beside the parent that it replaces, and those whose end has begun. The process
-/// ends if it has another one, which it must have forgotten.
-pub(crate) fn only_beside(name: &str, parents: usize) {
+/// A new communicator may exist only beside those whose end has begun. The process ends if it has another one, which it
+/// must have forgotten.
+pub(crate) fn none_is_left() {
     let begun = Instant::now();
-    while LIVE.load(Ordering::SeqCst) != parents {
+    while LIVE.load(Ordering::SeqCst) != 0 {
         if begun.elapsed() > COMES_WITHIN {
             let live = LIVE.load(Ordering::SeqCst);
-            eprintln!("fake-nccl: {name} with {live} communicators instead of {parents}: one was left behind");
+            eprintln!("fake-nccl: a communicator is made beside {live} others: one was left behind");
             std::process::abort();
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -2,10 +2,9 @@
 //! can be cancelled at any time.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -57,28 +56,19 @@ pub(crate) fn meet(id: Id, rank: usize, ranks: usize, cancel: &AtomicBool) -> Op
     write_numbers(&root, [secret, rank as u64, ranks as u64, u64::from(own)], cancel)?;
     let mut ports = vec![0; ranks * 8];
     read(&root, &mut ports, cancel)?;
-    let ports = ports.chunks(8).map(|port| u64::from_le_bytes(port.try_into().unwrap()) as u16).collect();
-    Mesh::connect(secret, rank, ports, Arc::new(listener), cancel)
+    let ports: Vec<u16> = ports.chunks(8).map(|port| u64::from_le_bytes(port.try_into().unwrap()) as u16).collect();
+    Mesh::connect(secret, rank, &ports, &listener, cancel)
 }
 
 /// The ranks of a communicator, each connected to all others.
 pub(crate) struct Mesh {
-    secret: u64,
     rank: usize,
-    ports: Vec<u16>,
-    /// Where the ranks that shrink together with this one connect.
-    listener: Arc<TcpListener>,
+    /// None at this rank's own place.
     links: Vec<Option<TcpStream>>,
 }
 
 impl Mesh {
-    fn connect(
-        secret: u64,
-        rank: usize,
-        ports: Vec<u16>,
-        listener: Arc<TcpListener>,
-        cancel: &AtomicBool,
-    ) -> Option<Mesh> {
+    fn connect(secret: u64, rank: usize, ports: &[u16], listener: &TcpListener, cancel: &AtomicBool) -> Option<Mesh> {
         let mut links: Vec<Option<TcpStream>> = ports.iter().map(|_| None).collect();
         for peer in 0..rank {
             let link = TcpStream::connect((Ipv4Addr::LOCALHOST, ports[peer])).ok()?;
@@ -99,7 +89,7 @@ impl Mesh {
                 *links.get_mut(peer as usize)? = Some(visitor);
             }
         }
-        Some(Mesh { secret, rank, ports, listener, links })
+        Some(Mesh { rank, links })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -107,17 +97,7 @@ impl Mesh {
     }
 
     pub(crate) fn ranks(&self) -> usize {
-        self.ports.len()
-    }
-
-    /// The ranks that are not in `without`, in the same order.
-    pub(crate) fn shrink(&self, without: &[i32], cancel: &AtomicBool) -> Option<Mesh> {
-        let mut hasher = DefaultHasher::new();
-        (self.secret, without).hash(&mut hasher);
-        let stays: Vec<usize> = (0..self.ranks()).filter(|rank| !without.contains(&(*rank as i32))).collect();
-        let rank = stays.iter().position(|&old| old == self.rank)?;
-        let ports = stays.iter().map(|&old| self.ports[old]).collect();
-        Mesh::connect(hasher.finish(), rank, ports, self.listener.clone(), cancel)
+        self.links.len()
     }
 
     /// Sends frames, and receives frames from the given ranks and of the given lengths, in order. `None` if it is

@@ -25,7 +25,7 @@ struct Transfer {
 
 fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Transfer) -> Result<c_int, c_int> {
     comm.ready()?;
-    let mesh = comm.mesh().filter(|_| !comm.revoked).ok_or(INVALID_USAGE)?;
+    let mesh = comm.mesh().ok_or(INVALID_USAGE)?;
     // SAFETY: the caller's stream, which outlives the communicator.
     let stream: &'static Stream = unsafe { stream.as_ref() }.ok_or(INVALID_ARGUMENT)?;
     let fault = Fault::of(name);

@@ -8,11 +8,11 @@ use elastic_collective::tree::SumPlan;
 use elastic_collective::{CollectiveError, Group, Patience};
 use tracing::{info, warn};
 
-use super::handle::{Failure, Handle, Operation, Remains};
+use super::handle::{Failure, Handle};
 use super::library::{Library, REMOTE_ERROR, UniqueId};
 use super::nccl_thread::{Answer, NcclThread};
 use super::ordered;
-use super::recovery::{Held, RankState, Way, decide, unlike};
+use super::versions::unlike;
 use super::{Device, Span};
 
 /// Time between two checks of the round and its peers while NCCL works.
@@ -24,14 +24,17 @@ const LAG_TIME: Duration = Duration::from_secs(3);
 /// How long after an error of NCCL's to watch for a peer's connection to end, which shows that the peer is gone.
 const NAMING_TIME: Duration = Duration::from_millis(500);
 
+/// The operation's name in records and errors.
+const SUM: &str = "ordered sum";
+
 /// Bytes of the round's number, and of the id by which the ranks find each other.
 const TICKET: usize = 8 + 128;
 
 /// The result of joining a round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Joined {
-    /// There is a communicator, and this is how it was made.
-    By(Way),
+    /// There is a communicator.
+    Made,
     /// No rank has a communicator: the ranks have different versions of NCCL, and NCCL was not called. The group can
     /// still be used.
     Unlike {
@@ -56,7 +59,8 @@ pub enum Joined {
 pub struct Communicator {
     library: Arc<Library>,
     thread: NcclThread,
-    held: Option<Held>,
+    /// The round that has a communicator, if it can still be used.
+    of_round: Option<u64>,
     /// A call of NCCL did not return. Nothing in this process can recover from that.
     stuck: bool,
 }
@@ -64,59 +68,29 @@ pub struct Communicator {
 impl Communicator {
     /// A communicator without peers yet.
     pub fn new(library: Arc<Library>, device: Box<dyn Device>) -> io::Result<Communicator> {
-        Ok(Communicator { thread: NcclThread::start(library.clone(), device)?, library, held: None, stuck: false })
+        Ok(Communicator { thread: NcclThread::start(library.clone(), device)?, library, of_round: None, stuck: false })
     }
 
-    /// Connects to the ranks of `group`, in the quickest way that the change of members and all ranks' NCCL allow. All
-    /// ranks call it after they have formed the group, and all get the same result.
+    /// Makes a new communicator of the ranks of `group`. All ranks call it after they have formed the group, and all get
+    /// the same result.
     pub fn join(&mut self, group: &mut Group) -> Result<Joined, CollectiveError> {
-        self.drop_broken();
-        let own = RankState { held: self.held, can: self.library.capabilities(), version: self.library.version() };
-        let all: Vec<RankState> = group.gather(own.to_words())?.into_iter().map(RankState::from_words).collect();
-        if let Some(versions) = unlike(&all) {
+        self.of_round = None;
+        let versions: Vec<i32> =
+            group.gather([self.library.version() as u64])?.into_iter().map(|[version]| version as i32).collect();
+        if let Some(versions) = unlike(&versions) {
             self.end();
             return Ok(Joined::Unlike { versions });
         }
-        let mut way = decide(&all);
-        if way != Way::Renew {
-            // In a communicator that grows, rank 0 is one of the old members.
-            let made = self.keep(group, &way, all[0].held.map(|held| held.round));
-            if !self.agree(group, made)?.is_empty() {
-                way = Way::Renew;
-            }
+        let made = self.make(group);
+        let cause = made.as_ref().err().map(ToString::to_string);
+        let ranks = self.agree(group, made)?;
+        if !ranks.is_empty() {
+            self.end();
+            return Ok(Joined::Refused { ranks, cause });
         }
-        if way == Way::Renew {
-            let made = self.renew(group);
-            let cause = made.as_ref().err().map(ToString::to_string);
-            let ranks = self.agree(group, made)?;
-            if !ranks.is_empty() {
-                self.end();
-                return Ok(Joined::Refused { ranks, cause });
-            }
-        }
-        let (round, rank, world_size) = (group.round(), group.rank(), group.world_size());
-        self.held = Some(Held { round, rank, world_size, revoked: false });
-        info!(round, ?way, version = self.library.version_text(), "NCCL's communicator is made");
-        Ok(Joined::By(way))
-    }
-
-    /// Gives up a communicator that can neither shrink nor grow.
-    fn drop_broken(&mut self) {
-        let check = |handle: &mut Handle| {
-            let sound = handle.is_sound();
-            if !sound {
-                handle.retire();
-            }
-            Ok(sound)
-        };
-        if self.held.is_none() || self.stuck {
-            return;
-        }
-        match self.thread.ask(check).wait(STUCK_TIME) {
-            Some(Ok(true)) => {}
-            Some(_) => self.held = None,
-            None => self.give_up(),
-        }
+        self.of_round = Some(group.round());
+        info!(round = group.round(), version = self.library.version_text(), "NCCL's communicator is made");
+        Ok(Joined::Made)
     }
 
     /// The ranks for which NCCL has made no communicator. Ranks that are done wait here for the others, since the time
@@ -125,7 +99,7 @@ impl Communicator {
         let well = made.is_ok();
         match made {
             Ok(()) => {}
-            Err(error @ CollectiveError::Nccl { .. }) => warn!("cannot make or keep NCCL's communicator: {error}"),
+            Err(error @ CollectiveError::Nccl { .. }) => warn!("cannot make NCCL's communicator: {error}"),
             Err(error) => return Err(error),
         }
         let all = group.gather([u64::from(well)])?;
@@ -134,7 +108,7 @@ impl Communicator {
 
     /// Gives up the communicator, for a round that does not use it. Its ranks have no operation under way.
     pub fn end(&mut self) {
-        self.held = None;
+        self.of_round = None;
         let retire = |handle: &mut Handle| {
             handle.retire();
             Ok(())
@@ -155,50 +129,22 @@ impl Communicator {
         self.thread.give_up();
     }
 
-    /// Keeps the communicator of the members that stay.
-    fn keep(&mut self, group: &mut Group, way: &Way, newest: Option<u64>) -> Result<(), CollectiveError> {
-        let (held, place) = (self.held.take(), (group.rank(), group.world_size()));
-        match way {
-            Way::Renew => Ok(()),
-            Way::Shrink { without, revoke } => {
-                let revoke = *revoke && held.is_some_and(|held| !held.revoked);
-                let without = without.clone();
-                self.form(group, "shrinking", move |handle, deadline| handle.shrink(&without, revoke, place, deadline))
-            }
-            Way::Grow => {
-                let stays = held.is_some() && held.map(|held| held.round) == newest;
-                if !stays {
-                    // A joiner's communicator of an earlier round is of no use.
-                    self.ask(group, "parting", forming_time(group), |handle, _| {
-                        handle.retire();
-                        Ok(())
-                    })?;
-                }
-                let id = self.hand_out(group, Handle::mint_for_joiners)?;
-                // NCCL itself hands the id from rank 0 to the other old members.
-                let id = (place.0 == 0 || !stays).then_some(id);
-                self.form(group, "growing", move |handle, deadline| handle.grow(id, place, deadline))
-            }
-        }
-    }
-
-    fn renew(&mut self, group: &mut Group) -> Result<(), CollectiveError> {
-        self.held = None;
-        let (rank, ranks) = (group.rank(), group.world_size());
-        let id = self.hand_out(group, Handle::mint)?;
-        self.form(group, "joining", move |handle, deadline| handle.init(id, (rank, ranks), deadline))
+    fn make(&mut self, group: &mut Group) -> Result<(), CollectiveError> {
+        let place = (group.rank(), group.world_size());
+        let id = self.hand_out(group)?;
+        let started = group.note("nccl", "joining", 0);
+        let init = move |handle: &mut Handle, deadline| handle.init(id, place, deadline);
+        let result = self.ask(group, "joining", started, forming_time(group), init);
+        group.ended(result)
     }
 
     /// Rank 0 makes an id and sends it to all ranks, with the round's number, through the round's group.
-    fn hand_out(
-        &mut self,
-        group: &mut Group,
-        mint: impl FnOnce(&mut Handle) -> Result<UniqueId, Failure> + Send + 'static,
-    ) -> Result<UniqueId, CollectiveError> {
+    fn hand_out(&mut self, group: &mut Group) -> Result<UniqueId, CollectiveError> {
         let mut ticket = [0; TICKET];
         let mut made = Ok(());
         if group.rank() == 0 {
-            let id = self.ask(group, "minting", forming_time(group), |handle, _| mint(handle));
+            let time = forming_time(group);
+            let id = self.ask(group, "minting", Instant::now(), time, |handle, _| handle.mint());
             // If there is no id, rank 0 sends an id of zeros to the other ranks.
             let id = id.unwrap_or_else(|error| {
                 made = Err(error);
@@ -211,29 +157,11 @@ impl Communicator {
         read_ticket(&ticket, group.round()).map_err(|cause| CollectiveError::Nccl { cause, remote: false })
     }
 
-    fn form(
-        &mut self,
-        group: &mut Group,
-        name: &'static str,
-        work: impl FnOnce(&mut Handle, Instant) -> Result<(), Failure> + Send + 'static,
-    ) -> Result<(), CollectiveError> {
-        let time = forming_time(group);
-        let started = group.note("nccl", name, 0);
-        let result = self.ask_since(group, name, started, time, work);
-        group.ended(result)
-    }
-
-    /// Replaces `data` by its sum over all ranks. NCCL chooses the order of the sum. Fails if a peer is gone or late, a
-    /// later round forms, or NCCL fails.
-    pub fn all_reduce(&mut self, group: &mut Group, data: Span) -> Result<(), CollectiveError> {
-        self.run(group, "sum", data.bytes(), Operation::AllReduce { data })
-    }
-
     /// Writes into `sum` the sum of the shards' buffers in the order of [`tree`](elastic_collective::tree): the bits
     /// are the same for every number of ranks. `partials` are the sums of this rank's
     /// [nodes](elastic_collective::tree::nodes_of), in their order; `staging` has room for
-    /// [`staging_elements`](Self::staging_elements). The device makes the additions. Fails as
-    /// [`all_reduce`](Self::all_reduce), and panics when a length does not fit.
+    /// [`staging_elements`](Self::staging_elements). The device makes the additions. Fails if a peer is gone
+    /// or late, a later round forms, or NCCL fails. Panics when a length does not fit.
     pub fn ordered_sum(
         &mut self,
         group: &mut Group,
@@ -244,28 +172,11 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         let plan = SumPlan { world_size: group.world_size(), shards, elements: sum.elements() };
         let steps = ordered::steps(plan, group.rank(), partials, sum, staging);
-        self.run(group, "ordered sum", sum.bytes(), Operation::OrderedSum(steps))
-    }
-
-    /// How many numbers of other ranks this rank holds during an ordered sum of `elements`.
-    pub fn staging_elements(group: &Group, shards: u32, elements: usize) -> usize {
-        let plan = SumPlan { world_size: group.world_size(), shards, elements };
-        ordered::staging_elements(plan, group.rank())
-    }
-
-    fn run(
-        &mut self,
-        group: &mut Group,
-        name: &'static str,
-        bytes: u64,
-        operation: Operation,
-    ) -> Result<(), CollectiveError> {
-        let started = group.note("nccl", name, bytes);
-        let of_round = self.held.is_some_and(|held| held.round == group.round() && !held.revoked);
-        let result = match of_round || self.stuck {
+        let started = group.note("nccl", SUM, sum.bytes());
+        let result = match self.of_round == Some(group.round()) || self.stuck {
             true => {
                 let time = time_of(group.patience().operation);
-                self.ask_since(group, name, started, time, move |handle, deadline| handle.run(operation, deadline))
+                self.ask(group, SUM, started, time, move |handle, deadline| handle.sum(steps, deadline))
             }
             false => {
                 let cause = format!("there is no communicator of round {}", group.round());
@@ -278,7 +189,7 @@ impl Communicator {
                 Err(match error {
                     CollectiveError::Stuck { what } => CollectiveError::Stuck { what },
                     // Its device may still use the buffers.
-                    _ if self.stuck => CollectiveError::Stuck { what: name },
+                    _ if self.stuck => CollectiveError::Stuck { what: SUM },
                     error => error,
                 })
             }
@@ -287,28 +198,25 @@ impl Communicator {
         group.ended(result)
     }
 
-    /// Ends the operation under way, and keeps the communicator if the next round can use it.
+    /// How many numbers of other ranks this rank holds during an ordered sum of `elements`.
+    pub fn staging_elements(group: &Group, shards: u32, elements: usize) -> usize {
+        let plan = SumPlan { world_size: group.world_size(), shards, elements };
+        ordered::staging_elements(plan, group.rank())
+    }
+
+    /// Gives up the communicator, and waits until its operation has ended.
     fn calm(&mut self) {
-        let Some(held) = self.held.take().filter(|held| !self.stuck && !held.revoked) else { return };
+        if self.of_round.take().is_none() || self.stuck {
+            return;
+        }
         match self.thread.ask(|handle| Ok(handle.calm())).wait(STUCK_TIME) {
-            Some(Ok(Remains::Revoked)) => self.held = Some(Held { revoked: true, ..held }),
-            Some(Ok(Remains::Busy)) | None => self.give_up(),
+            Some(Ok(false)) | None => self.give_up(),
             Some(_) => {}
         }
     }
 
-    fn ask<T: Send + 'static>(
-        &mut self,
-        group: &mut Group,
-        what: &'static str,
-        time: Duration,
-        work: impl FnOnce(&mut Handle, Instant) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, CollectiveError> {
-        self.ask_since(group, what, Instant::now(), time, work)
-    }
-
     /// Has NCCL's thread do `work`, and watches the round meanwhile.
-    fn ask_since<T: Send + 'static>(
+    fn ask<T: Send + 'static>(
         &mut self,
         group: &mut Group,
         what: &'static str,

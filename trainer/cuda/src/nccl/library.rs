@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use libloading::os::unix::{RTLD_LOCAL, RTLD_NOW};
 
-use super::recovery::{Capabilities, version_text};
+use super::versions::version_text;
 use crate::Surroundings;
 use crate::libraries::site_packages::site_packages;
 
@@ -36,8 +36,6 @@ pub(super) const REMOTE_ERROR: c_int = 6;
 pub(super) const IN_PROGRESS: c_int = 7;
 /// `ncclFloat32`
 pub(super) const FLOAT32: c_int = 7;
-/// `ncclSum`
-pub(super) const SUM: c_int = 0;
 
 /// Why there is no NCCL.
 #[derive(Debug, thiserror::Error)]
@@ -76,9 +74,6 @@ pub(super) type RawStream = *mut c_void;
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub(super) [u8; 128]);
 
-/// The oldest version whose shrink and revoke are used: 2.28.3 to 2.28.8 have both, and crash in them.
-const SHRINKS_WELL: c_int = 22_809;
-
 /// `ncclConfig_t` of 2.17. NCCL reads the fields that the caller's version had, and takes defaults for the others.
 #[repr(C)]
 pub(super) struct Config {
@@ -111,35 +106,18 @@ impl Config {
     }
 }
 
-type Shrink = unsafe extern "C" fn(RawComm, *mut c_int, c_int, *mut RawComm, *mut Config, c_int) -> c_int;
-type Grow = unsafe extern "C" fn(RawComm, c_int, *const UniqueId, c_int, *mut RawComm, *mut Config) -> c_int;
-type OfComm = unsafe extern "C" fn(RawComm) -> c_int;
-type AskComm = unsafe extern "C" fn(RawComm, *mut c_int) -> c_int;
-
-/// NCCL's functions. Those that old versions lack are optional.
-#[derive(Clone, Copy)]
+/// NCCL's functions.
 pub(super) struct Functions {
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     pub(super) init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> c_int,
-    pub(super) get_async_error: AskComm,
-    pub(super) count: AskComm,
-    pub(super) user_rank: AskComm,
-    pub(super) abort: OfComm,
+    pub(super) get_async_error: unsafe extern "C" fn(RawComm, *mut c_int) -> c_int,
+    pub(super) abort: unsafe extern "C" fn(RawComm) -> c_int,
     pub(super) error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     pub(super) last_error: unsafe extern "C" fn(RawComm) -> *const c_char,
-    pub(super) all_reduce:
-        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
     pub(super) send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
     pub(super) recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
     pub(super) group_start: unsafe extern "C" fn() -> c_int,
     pub(super) group_end: unsafe extern "C" fn() -> c_int,
-    /// 2.27.3
-    pub(super) shrink: Option<Shrink>,
-    /// 2.28.7
-    pub(super) revoke: Option<unsafe extern "C" fn(RawComm, c_int) -> c_int>,
-    /// 2.29.2
-    pub(super) grow: Option<Grow>,
-    pub(super) grow_id: Option<unsafe extern "C" fn(RawComm, *mut UniqueId) -> c_int>,
 }
 
 impl Functions {
@@ -151,20 +129,13 @@ impl Functions {
                 get_unique_id: need(library, "ncclGetUniqueId")?,
                 init: need(library, "ncclCommInitRankConfig")?,
                 get_async_error: need(library, "ncclCommGetAsyncError")?,
-                count: need(library, "ncclCommCount")?,
-                user_rank: need(library, "ncclCommUserRank")?,
                 abort: need(library, "ncclCommAbort")?,
                 error_string: need(library, "ncclGetErrorString")?,
                 last_error: need(library, "ncclGetLastError")?,
-                all_reduce: need(library, "ncclAllReduce")?,
                 send: need(library, "ncclSend")?,
                 recv: need(library, "ncclRecv")?,
                 group_start: need(library, "ncclGroupStart")?,
                 group_end: need(library, "ncclGroupEnd")?,
-                shrink: find(library, "ncclCommShrink"),
-                revoke: find(library, "ncclCommRevoke"),
-                grow: find(library, "ncclCommGrow"),
-                grow_id: find(library, "ncclCommGetUniqueId"),
             })
         }
     }
@@ -174,14 +145,7 @@ impl Functions {
 /// `F` is the C type of the function of this name.
 unsafe fn need<F: Copy>(library: &libloading::os::unix::Library, name: &'static str) -> Result<F, &'static str> {
     // SAFETY: as the caller says.
-    unsafe { find(library, name) }.ok_or(name)
-}
-
-/// # Safety
-/// `F` is the C type of the function of this name.
-unsafe fn find<F: Copy>(library: &libloading::os::unix::Library, name: &str) -> Option<F> {
-    // SAFETY: as the caller says.
-    unsafe { library.get::<F>(name.as_bytes()) }.ok().map(|symbol| *symbol)
+    unsafe { library.get::<F>(name.as_bytes()) }.map(|symbol| *symbol).map_err(|_| name)
 }
 
 /// NCCL, loaded. It is never unloaded, since its threads may outlive every communicator.
@@ -244,19 +208,8 @@ impl Library {
         if unsafe { get_version(&raw mut version) } != SUCCESS || version < OLDEST {
             return Err(LibraryError::TooOld { path, version });
         }
-        let mut functions = Functions::find(&library).map_err(lacks)?;
-        if version < SHRINKS_WELL {
-            (functions.shrink, functions.revoke) = (None, None);
-        }
+        let functions = Functions::find(&library).map_err(lacks)?;
         Ok(Library { functions, path, version })
-    }
-
-    /// This library without the functions that keep a communicator when a group changes. If one rank has it, all ranks
-    /// make a new communicator in each round. It is for users who do not trust NCCL's shrink, revoke and grow.
-    #[must_use]
-    pub fn that_renews(&self) -> Arc<Library> {
-        let functions = Functions { shrink: None, revoke: None, grow: None, grow_id: None, ..self.functions };
-        Arc::new(Library { functions, path: self.path.clone(), version: self.version })
     }
 
     /// The version as NCCL counts: 22809 is 2.28.9.
@@ -272,12 +225,6 @@ impl Library {
     /// Its file.
     pub fn path(&self) -> &str {
         &self.path
-    }
-
-    /// Which functions it has for a group that changes.
-    pub fn capabilities(&self) -> Capabilities {
-        let Functions { shrink, revoke, grow, grow_id, .. } = &self.functions;
-        Capabilities { shrink: shrink.is_some(), revoke: revoke.is_some(), grow: grow.is_some() && grow_id.is_some() }
     }
 
     /// NCCL's text for a code, and its last error message.

@@ -1,10 +1,10 @@
-//! NCCL, for sums between GPUs. It is loaded when the program runs, and recovered in the same process when the group
-//! changes. The GPU itself is behind the trait [`Device`].
+//! NCCL, for sums between GPUs. It is loaded when the program runs. Each round makes a new communicator in the same
+//! process. The GPU itself is behind the trait [`Device`].
 //!
 //! ```text
-//! library        finds and loads the shared library, and asks which functions it has
+//! library        finds and loads the shared library
+//! versions       which ranks have which version. Calls nothing
 //! ordered        the sum in the order of the shards, as steps
-//! recovery       decides how the communicator changes with the members: shrink, grow, or renew. Calls nothing
 //! retry          decides when NCCL is tried again after a failure. Calls nothing
 //! handle         one communicator: every call of NCCL, in one thread        nccl_thread   that thread
 //! stream         a second stream of the GPU, for NCCL's sums
@@ -26,9 +26,9 @@ mod handle;
 mod library;
 mod nccl_thread;
 mod ordered;
-pub mod recovery;
 pub mod retry;
 pub(crate) mod stream;
+mod versions;
 
 use std::ffi::c_void;
 

@@ -63,28 +63,30 @@ pub(super) fn steps(plan: SumPlan, rank: u32, own: &[Span], sum: Span, staging: 
         moves.sends.retain(|(_, data)| data.elements > 0);
         moves.receives.retain(|(_, data)| data.elements > 0);
     }
-    let mut adds = Vec::new();
-    if !mine.is_empty() {
-        let (place, _) = add_tree(Node::root(plan.shards), Some(result), &known, &mut adds);
-        if place != result {
-            adds.push(Added { left: place, right: None, into: result });
-        }
-    }
+    let adds = if mine.is_empty() { Vec::new() } else { adds(plan, result, &known) };
     Steps { partials, adds, finished }
 }
 
-/// Where the sum under `node` is once `adds` are done, and whether that place may be overwritten. The two children of a
-/// node are never both this rank's own partial sums, since its partial sum would then be of the parent. So of two
-/// summands, at least one is in a place that may be overwritten.
-fn add_tree(node: Node, into: Option<Span>, known: &[(Node, Span, bool)], adds: &mut Vec<Added>) -> (Span, bool) {
-    if let Some(&(_, place, free)) = known.iter().find(|(other, ..)| *other == node) {
-        return (place, free);
+/// The additions that make the sum, in its order. The two children of a node are never both this rank's own partial
+/// sums, since its partial sum would then be of the parent. So of two summands, at least one is in a place that may be
+/// overwritten.
+fn adds(plan: SumPlan, result: Span, known: &[(Node, Span, bool)]) -> Vec<Added> {
+    let find = |node: Node| known.iter().find(|(other, ..)| *other == node);
+    let take = |_: &mut Vec<Added>, node: Node| find(node).map(|&(_, place, free)| (place, free)).ok_or(node);
+    let add = |adds: &mut Vec<Added>, (left, left_free): (Span, bool), (right, _): (Span, bool)| {
+        let into = if left_free { left } else { right };
+        adds.push(Added { left, right: Some(right), into });
+        Ok((into, true))
+    };
+    let mut adds = Vec::new();
+    match Node::root(plan.shards).sum(&mut adds, &|node| find(node).is_some(), &take, &add) {
+        Ok((place, _)) => match adds.last_mut() {
+            Some(last) => last.into = result,
+            None => adds.push(Added { left: place, right: None, into: result }),
+        },
+        Err(node) => unreachable!("the ranks' nodes hold every shard, also {node:?}"),
     }
-    let Some((left, right)) = node.children() else { unreachable!("the ranks' nodes hold every shard") };
-    let ((left, left_free), (right, _)) = (add_tree(left, None, known, adds), add_tree(right, None, known, adds));
-    let into = into.unwrap_or(if left_free { left } else { right });
-    adds.push(Added { left, right: Some(right), into });
-    (into, true)
+    adds
 }
 
 #[cfg(test)]

@@ -105,16 +105,6 @@ pub fn ordered_sum(
     communicator.ordered_sum(group, shards, &own, into, room)
 }
 
-/// As [`Communicator::all_reduce`], under the same conditions.
-pub fn all_reduce(
-    gpu: &Gpu,
-    communicator: &mut Communicator,
-    group: &mut Group,
-    sum: &mut CudaViewMut<'_, f32>,
-) -> Result<(), CollectiveError> {
-    communicator.all_reduce(group, span(gpu, sum))
-}
-
 fn span(gpu: &Gpu, numbers: &impl DevicePtr<f32>) -> Span {
     let (address, _) = numbers.device_ptr(gpu.stream());
     // SAFETY: until this module's functions return, their borrows keep the numbers alive, and keep everyone else from

@@ -106,18 +106,21 @@ impl Rank {
                 let group = group.map_err(|error| error.to_string())?.recorded_by(&self.recorder);
                 let group = self.group.insert(group.with_patience(Patience { form: time, operation: time }));
                 match self.communicator.join(group).map_err(|error| error.to_string())? {
-                    Joined::By(way) => Ok(format!("{way:?}")),
+                    Joined::Made => Ok("joined".to_owned()),
                     Joined::Unlike { versions } => Err(format!("unlike: {versions}")),
                     Joined::Refused { ranks, cause } => Err(format!("refused by {ranks:?}: {cause:?}")),
                 }
             }
             "sum" => {
                 let group = self.group.as_mut().unwrap();
-                let mut data: Vec<f32> = (0..NUMBERS).map(|i| (i % 100) as f32 + group.rank() as f32).collect();
-                // SAFETY: the numbers outlive the call.
-                let span = unsafe { Span::new(data.as_mut_ptr() as usize, data.len()) };
-                let result = self.communicator.all_reduce(group, span);
                 let ranks = group.world_size();
+                let mut own: Vec<f32> = (0..NUMBERS).map(|i| (i % 100) as f32 + group.rank() as f32).collect();
+                let mut data = vec![0.0; NUMBERS];
+                let mut staging = vec![0.0; Communicator::staging_elements(group, ranks, NUMBERS)];
+                // SAFETY: the numbers outlive the call.
+                let [own, sum, room] = [&mut own, &mut data, &mut staging]
+                    .map(|numbers| unsafe { Span::new(numbers.as_mut_ptr() as usize, numbers.len()) });
+                let result = self.communicator.ordered_sum(group, ranks, &[own], sum, room);
                 let right = |(i, sum): (usize, &f32)| {
                     *sum == (ranks as usize * (i % 100)) as f32 + (ranks * (ranks - 1) / 2) as f32
                 };
@@ -178,8 +181,6 @@ fn host() -> Host {
 #[ignore = "a part of the other tests"]
 fn rank() {
     let library = open(Path::new(&std::env::var("NCCL_OF_TEST").unwrap())).unwrap();
-    let renews = std::env::var_os("NCCL_RENEWS").is_some();
-    let library = if renews { library.that_renews() } else { library };
     let communicator = Communicator::new(library, Box::new(host())).unwrap();
     let (stop, recorder) = (Stop::default(), Recorder::default());
     let mut rank = Rank { communicator, group: None, config: None, stop, recorder };

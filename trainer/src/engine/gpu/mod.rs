@@ -4,8 +4,8 @@
 mod batches;
 mod overlap;
 
+use elastic_collective::Group;
 use elastic_collective::tree::Node;
-use elastic_collective::{Group, SumOrder};
 use elastic_cuda::{
     Buffer, CudaError, CudaSlice, Decays, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Mark, Pass,
 };
@@ -65,7 +65,6 @@ struct OnGpu<'a, M: Model> {
     buckets: Vec<Bucket>,
     /// The same on the host, for TCP: the first becomes the sum.
     partials: Vec<HostMemory>,
-    order: SumOrder,
     norm: Buffer<f64>,
     bits: Buffer<u64>,
 }
@@ -96,7 +95,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
             Ok(()) => overlap::cut(&gpu, sum.len(), settings.bucket())?,
             Err(_) => Vec::new(),
         };
-        let (graphs, batches, order) = (Graphs::default(), Batches::default(), settings.sum_order);
+        let (graphs, batches) = (Graphs::default(), Batches::default());
         let (samples, spare, sums, partials, norm, bits) = Default::default();
         let passes = Passes { pass, graphs, batches, ends: gpu.marks_of_ends()? };
         Ok(OnGpu {
@@ -112,7 +111,6 @@ impl<'a, M: Model> OnGpu<'a, M> {
             sum,
             buckets,
             partials,
-            order,
             norm,
             bits,
         })
@@ -129,7 +127,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
         }
         let [first, rest @ ..] = &mut self.partials[..] else { unreachable!("one at least") };
         let rest: Vec<&[f32]> = rest.iter().map(|partial| &partial[..]).collect();
-        let votes = group.sum(self.order, task.shards, &rest, first, Some(vote()))?;
+        let votes = group.ordered_sum(task.shards, &rest, first, vote())?;
         self.gpu.upload(&first[..], &mut self.sum.as_view_mut())?;
         // The GPU may still read what the next step overwrites.
         self.gpu.wait()?;
@@ -144,14 +142,15 @@ impl<'a, M: Model> OnGpu<'a, M> {
         Ok((ranks.vote)())
     }
 
-    /// As [`GradientTask::sum_under`], in the same order.
+    /// As [`GradientTask::sum_under`].
     fn sum_under(&mut self, task: &GradientTask<'_, M>, node: Node) -> Result<CudaSlice<f32>, EngineError> {
-        let Some((left, right)) = node.children() else { return self.leaf(task, node.first) };
-        let mut sum = self.sum_under(task, left)?;
-        let more = self.sum_under(task, right)?;
-        self.gpu.add(&mut sum, &more)?;
-        self.spare.push(more);
-        Ok(sum)
+        let take = |engine: &mut Self, shard: Node| engine.leaf(task, shard.first);
+        let add = |engine: &mut Self, mut sum: CudaSlice<f32>, more: CudaSlice<f32>| {
+            engine.gpu.add(&mut sum, &more)?;
+            engine.spare.push(more);
+            Ok(sum)
+        };
+        node.sum(self, &|_| false, &take, &add)
     }
 
     fn leaf(&mut self, task: &GradientTask<'_, M>, shard: u32) -> Result<CudaSlice<f32>, EngineError> {
@@ -183,15 +182,14 @@ impl<'a, M: Model> OnGpu<'a, M> {
 
     /// The summed loss of the shards under `node`.
     fn loss_under(&mut self, task: &GradientTask<'_, M>, node: Node) -> Result<[f32; 1], EngineError> {
-        if let Some((left, right)) = node.children() {
-            let ([left], [right]) = (self.loss_under(task, left)?, self.loss_under(task, right)?);
-            return Ok([left + right]);
-        }
-        let sum = self.leaf(task, node.first)?;
-        let mut loss = [0.0];
-        self.gpu.download(&sum.slice(sum.len() - 1..), &mut loss)?;
-        self.spare.push(sum);
-        Ok(loss)
+        let take = |engine: &mut Self, shard: Node| {
+            let sum = engine.leaf(task, shard.first)?;
+            let mut loss = [0.0];
+            engine.gpu.download(&sum.slice(sum.len() - 1..), &mut loss)?;
+            engine.spare.push(sum);
+            Ok::<[f32; 1], EngineError>(loss)
+        };
+        node.sum(self, &|_| false, &take, &|_: &mut Self, [left]: [f32; 1], [right]: [f32; 1]| Ok([left + right]))
     }
 
     /// For a gradient and its loss.

@@ -11,7 +11,6 @@
 
 use std::ops::Range;
 
-use elastic_collective::SumOrder;
 use elastic_collective::tree::Node;
 use elastic_cuda::{CudaError, CudaSlice, CudaViewMut, Gpu, Mark};
 
@@ -41,12 +40,10 @@ impl<M: Model> OnGpu<'_, M> {
         let Ranks { group, nodes, vote } = ranks;
         // Those of the sum before.
         self.spare.append(&mut self.sums);
-        if self.order == SumOrder::Fixed {
-            let lengths = self.buckets.iter().map(|bucket| bucket.place.len());
-            self.nccl.make_room(&self.gpu, group, task.shards, lengths)?;
-        }
+        let lengths = self.buckets.iter().map(|bucket| bucket.place.len());
+        self.nccl.make_room(&self.gpu, group, task.shards, lengths)?;
         self.ask_for(task, nodes)?;
-        let OnGpu { nccl, gpu, sums, sum, buckets, order, .. } = self;
+        let OnGpu { nccl, gpu, sums, sum, buckets, .. } = self;
         let mut votes = None;
         for Bucket { place, mark } in buckets {
             gpu.wait_for(mark)?;
@@ -54,10 +51,7 @@ impl<M: Model> OnGpu<'_, M> {
                 // No rank's timeout for a sum runs before all ranks have come this far.
                 votes = Some(nccl.exchange(group, vote())?);
             }
-            match order {
-                SumOrder::Fixed => nccl.sum(gpu, group, task.shards, sums, sum, place.clone())?,
-                SumOrder::Any => nccl.sum_in_any_order(gpu, group, sum, place.clone())?,
-            }
+            nccl.sum(gpu, group, task.shards, sums, sum, place.clone())?;
         }
         Ok(votes.unwrap_or_default())
     }
@@ -65,8 +59,7 @@ impl<M: Model> OnGpu<'_, M> {
     /// Asks for the sums of this rank's nodes, and sets the marks.
     fn ask_for(&mut self, task: &GradientTask<'_, M>, nodes: &[Node]) -> Result<(), EngineError> {
         let Some((&last, before)) = nodes.split_last() else {
-            let OnGpu { gpu, sum, buckets, .. } = self;
-            gpu.clear(sum)?;
+            let OnGpu { gpu, buckets, .. } = self;
             return Ok(buckets.iter().try_for_each(|bucket| gpu.set(&bucket.mark))?);
         };
         for &node in before {
@@ -74,13 +67,12 @@ impl<M: Model> OnGpu<'_, M> {
             self.sums.push(sum);
         }
         // All of the last but its last piece. What is added to that one, outermost first.
-        let (mut node, mut waiting) = (last, Vec::new());
-        while let Some((left, right)) = node.children() {
-            waiting.push(self.sum_under(task, left)?);
-            node = right;
+        let mut waiting = Vec::new();
+        for node in last.before_last() {
+            waiting.push(self.sum_under(task, node)?);
         }
         let mut samples = std::mem::take(&mut self.samples);
-        task.samples_of(node.first, &mut samples);
+        task.samples_of(last.end - 1, &mut samples);
         let piece = samples.chunks(task.largest_piece()).next_back().unwrap_or_default();
         let before = &samples[..samples.len() - piece.len()];
         if !before.is_empty() {
@@ -88,18 +80,9 @@ impl<M: Model> OnGpu<'_, M> {
         }
 
         let mut gradient = self.room()?;
-        let OnGpu { gpu, passes, state, sums, sum, buckets, order, .. } = self;
+        let OnGpu { gpu, passes, state, buckets, .. } = self;
         let [parameters, ..] = state.parts();
-        let in_place = match (order, sums.split_first()) {
-            (SumOrder::Fixed, _) => None,
-            (SumOrder::Any, None) => Some((sum, false)),
-            (SumOrder::Any, Some((first, rest))) => {
-                gpu.copy(&first.as_view(), &mut sum.as_view_mut())?;
-                rest.iter().try_for_each(|more| gpu.add(sum, more))?;
-                Some((sum, true))
-            }
-        };
-        let mut handed = HandOut { gpu, whole: gradient.len(), left: buckets, waiting: &waiting, in_place };
+        let mut handed = HandOut { gpu, whole: gradient.len(), left: buckets, waiting: &waiting };
         if piece.is_empty() {
             gpu.clear(&mut gradient)?;
         } else {
@@ -123,8 +106,6 @@ struct HandOut<'a> {
     left: &'a [Bucket],
     /// What is added to the last gradient, outermost first.
     waiting: &'a [CudaSlice<f32>],
-    /// Where NCCL replaces this rank's sum by that over all ranks, and whether there is something of it already.
-    in_place: Option<(&'a mut CudaSlice<f32>, bool)>,
 }
 
 impl HandOut<'_> {
@@ -137,11 +118,6 @@ impl HandOut<'_> {
             let mut piece = end.slice_mut(place.start - from..place.end - from);
             let mut waiting = self.waiting.iter().rev();
             waiting.try_for_each(|sum| gpu.add_part(&mut piece, &sum.slice(place.clone())))?;
-            match &mut self.in_place {
-                None => {}
-                Some((sum, true)) => gpu.add_part(&mut sum.slice_mut(place.clone()), &piece.as_view())?,
-                Some((sum, false)) => gpu.copy(&piece.as_view(), &mut sum.slice_mut(place.clone()))?,
-            }
             gpu.set(mark)?;
             self.left = left;
         }

@@ -2,8 +2,6 @@
 
 mod overlap;
 
-use elastic_collective::SumOrder;
-
 use super::gradient::{GradientTask, GradientThreads};
 use super::state::State;
 use super::{Advance, Engine, EngineError, Evaluated, Ranks, Reduced, TaskError};
@@ -18,17 +16,16 @@ pub(super) struct OnHost<M: Model> {
     sum: Vec<f32>,
     /// Numbers that are summed over the ranks at once.
     bucket: usize,
-    order: SumOrder,
     /// What the threads hand out of the sums of their parts.
     outboxes: Vec<Vec<f32>>,
 }
 
 impl<M: Model> OnHost<M> {
     pub(super) fn new(settings: &Settings, model: &M) -> Result<OnHost<M>, TaskError> {
-        let (bucket, order) = (settings.bucket(), settings.sum_order);
+        let bucket = settings.bucket();
         let sum = vec![0.0; model.parameters() + 1];
         let bucket = if bucket == 0 { sum.len() } else { bucket };
-        Ok(OnHost { threads: GradientThreads::new(settings.threads, model)?, sum, bucket, order, outboxes: Vec::new() })
+        Ok(OnHost { threads: GradientThreads::new(settings.threads, model)?, sum, bucket, outboxes: Vec::new() })
     }
 }
 
@@ -59,7 +56,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
                     self.threads.recycle(std::mem::replace(&mut self.sum, first));
                 }
                 let rest: Vec<&[f32]> = sums.as_slice().iter().map(Vec::as_slice).collect();
-                let votes = group.sum(self.order, task.shards, &rest, &mut self.sum, Some(vote()))?;
+                let votes = group.ordered_sum(task.shards, &rest, &mut self.sum, vote())?;
                 sums.for_each(|sum| self.threads.recycle(sum));
                 votes
             }

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvError, Sender, channel};
 use std::thread;
 
 use elastic_collective::tree::Node;
-use elastic_collective::{CollectiveError, Group, SumOrder};
+use elastic_collective::{CollectiveError, Group};
 
 use super::OnHost;
 use crate::engine::gradient::{GradientTask, add_parts, parts_of};
@@ -24,7 +24,6 @@ use crate::model::Model;
 struct Sums<'a, 'o> {
     group: &'a mut Group,
     shards: u32,
-    order: SumOrder,
     /// Where the sum is made, unless this rank has one node alone: then it is made in what that node's first part hands
     /// out.
     first: Option<&'a mut [f32]>,
@@ -43,7 +42,7 @@ impl<M: Model> OnHost<M> {
     /// Sums the gradient of `task` over the ranks. Returns the votes.
     pub(super) fn sum_in_buckets(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
-        let OnHost { threads, sum, bucket, order, outboxes } = self;
+        let OnHost { threads, sum, bucket, outboxes } = self;
         let (last, before) = nodes.split_last().map_or((None, nodes), |(&last, before)| (Some(last), before));
         let mut done = before.iter().map(|&node| task.sum_under(node, threads)).collect::<Vec<_>>().into_iter();
         let parts = last.map_or(Vec::new(), |last| parts_of(last, threads.pool.threads()));
@@ -55,14 +54,14 @@ impl<M: Model> OnHost<M> {
             threads.recycle(std::mem::replace(sum, first));
         }
 
-        let (bucket, order, length) = (*bucket, *order, task.model.parameters() + 1);
+        let (bucket, length) = (*bucket, task.model.parameters() + 1);
         let votes = thread::scope(|scope| {
             // In here, so that a panic ends what waits for them.
             let (senders, inboxes): (Vec<_>, Vec<_>) = parts.iter().map(|_| channel()).unzip();
             let ((ask, asked), (answer, answers)) = (channel(), channel());
             let (shards, done, parts) = (task.shards, done.as_slice(), &parts);
             let first = (!in_outbox).then_some(&mut sum[..]);
-            let sums = Sums { group, shards, order, first, done, last, parts, inboxes, ask, vote: answers };
+            let sums = Sums { group, shards, first, done, last, parts, inboxes, ask, vote: answers };
             let summing = thread::Builder::new().name("sums".into());
             let summing = summing.spawn_scoped(scope, move || sums.run(length, bucket)).map_err(EngineError::Thread)?;
             task.sum_from_back(parts, threads, outboxes, bucket, |part, numbers| {
@@ -88,7 +87,7 @@ impl<M: Model> OnHost<M> {
 
 impl Sums<'_, '_> {
     fn run(self, length: usize, bucket: usize) -> Result<u32, CollectiveError> {
-        let Sums { group, shards, order, first, done, last, parts, inboxes, ask, vote } = self;
+        let Sums { group, shards, first, done, last, parts, inboxes, ask, vote } = self;
         let (count, mut votes) = (length.div_ceil(bucket), 0);
         let mut first = first.map(|first| first.rchunks_mut(bucket));
         for number in 0..count {
@@ -102,9 +101,9 @@ impl Sums<'_, '_> {
             let own = if number + 1 == count {
                 // As with the buckets.
                 let Ok(own) = ask.send(()).map_err(|_| RecvError).and_then(|()| vote.recv()) else { return Ok(votes) };
-                Some(own)
+                own
             } else {
-                None
+                0
             };
             let done = done.iter().filter_map(|sum| sum.rchunks(bucket).nth(number));
             // The other parts are added into the first.
@@ -112,7 +111,7 @@ impl Sums<'_, '_> {
             let first = first.as_mut().map_or_else(|| last.take(), Iterator::next);
             let Some(sum) = first else { unreachable!("a rank without nodes has room for the sum") };
             let rest: Vec<&[f32]> = done.chain(last.as_deref()).collect();
-            votes |= group.sum(order, shards, &rest, sum, own)?;
+            votes |= group.ordered_sum(shards, &rest, sum, own)?;
         }
         Ok(votes)
     }
@@ -215,7 +214,6 @@ mod tests {
         shards: u32,
         samples: u64,
         micro_batch: usize,
-        order: SumOrder,
     }
 
     fn config(rank: u32, world_size: u32, master_port: u16) -> GroupConfig {
@@ -244,9 +242,9 @@ mod tests {
 
     /// Sums a few steps as one rank. Bits of the sums, and the votes.
     fn sums(case: Case, model: &Rough, group: &mut Group) -> Result<Vec<(Vec<u32>, u32)>, EngineError> {
-        let Case { threads, bucket, shards, samples, micro_batch, order, .. } = case;
+        let Case { threads, bucket, shards, samples, micro_batch, .. } = case;
         let threads = NonZeroUsize::new(threads).unwrap();
-        let settings = Settings { threads, sum_order: order, ..Settings::default() };
+        let settings = Settings { threads, ..Settings::default() };
         let nodes = nodes_of(group.rank(), group.world_size(), shards);
         let mut engine = OnHost::new(&settings, model).unwrap();
         engine.bucket = if bucket == 0 { engine.sum.len() } else { bucket };
@@ -282,7 +280,7 @@ mod tests {
             ranks in 2u32..5, threads in 1usize..4, bucket in 1usize..80, shards in 1u32..9, samples in 1u64..40,
             micro_batch in 0usize..5, count in 1usize..200, told in 0usize..20,
         ) {
-            let case = Case { ranks, threads, bucket, shards, samples, micro_batch, order: SumOrder::Fixed };
+            let case = Case { ranks, threads, bucket, shards, samples, micro_batch };
             let model = Rough::new(count, told);
             let alone = Case { ranks: 1, threads: 1, bucket: 0, ..case };
             let expected = world(1, |mut group| sums(alone, &model, &mut group).unwrap());
@@ -301,31 +299,8 @@ mod tests {
     }
 
     #[test]
-    fn in_any_order_ranks_agree_to_the_bit_and_are_near_the_fixed_order() {
-        for (ranks, threads, bucket) in [(2, 1, 0), (3, 2, 70), (4, 1, 7), (9, 1, 30)] {
-            let case = Case { ranks, threads, bucket, shards: 8, samples: 30, micro_batch: 3, order: SumOrder::Any };
-            let model = Rough::new(500, 11);
-            let fixed = Case { ranks: 1, threads: 1, bucket: 0, order: SumOrder::Fixed, ..case };
-            let expected = world(1, |mut group| sums(fixed, &model, &mut group).unwrap());
-            let found = world(ranks, |mut group| {
-                let sums = sums(case, &model, &mut group).unwrap();
-                group.leave();
-                sums
-            });
-            for (step, (wanted, _)) in expected[0].iter().enumerate() {
-                assert!(found.iter().all(|sums| sums[step] == found[0][step]), "{case:?}: ranks differ");
-                assert_eq!(found[0][step].1, (1 << ranks) - 1, "votes");
-                let near =
-                    |(found, wanted): (&u32, &u32)| (f32::from_bits(*found) - f32::from_bits(*wanted)).abs() < 1e-4;
-                assert!(found[0][step].0.iter().zip(wanted).all(near), "{case:?}");
-            }
-        }
-    }
-
-    #[test]
     fn a_lost_peer_is_the_steps_error() {
-        let order = SumOrder::Fixed;
-        let case = Case { ranks: 3, threads: 2, bucket: 10, shards: 8, samples: 30, micro_batch: 0, order };
+        let case = Case { ranks: 3, threads: 2, bucket: 10, shards: 8, samples: 30, micro_batch: 0 };
         let model = Rough::new(500, 3);
         let errors = world(case.ranks, |mut group| {
             if group.rank() == 2 {
