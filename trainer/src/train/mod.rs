@@ -15,6 +15,7 @@ mod history;
 mod keeper;
 mod loading;
 mod membership;
+mod memory;
 mod plot;
 mod program;
 mod ready;
@@ -53,6 +54,7 @@ use held::Held;
 use history::History;
 use keeper::Keeper;
 use membership::Membership;
+use memory::Memory;
 use plot::Point;
 use report::{Printer, ProgressLine};
 use trace::Event;
@@ -121,16 +123,17 @@ impl<'a, M: Model> Trainer<'a, M> {
     ) -> Trainer<'a, M> {
         let Ready { model, data, engine } = ready;
         let samples = data.samples();
-        let schedule = Schedule { samples, batch: settings.batch.get(), epochs: settings.epochs.get() };
+        let schedule = settings.steps(samples);
         let words = settings.of_a_step(&model.identity(), &data.identity(), schedule.total_steps());
         // A checkpoint can resume on any kind of engine; peers must give the same bits.
         let entries = State::entries(model.tensors());
         // A model may say of itself what it likes.
         let tensors = crc32c::crc32c(&serde_json::to_vec(&entries).unwrap_or_default());
         let Settings { epochs, bucket_mb, eval_every, .. } = settings;
-        let mut shared = format!("{words} --epochs {epochs} --bucket-mb {bucket_mb} (tensors {tensors:08x})");
-        if let Some(steps) = eval_every {
-            shared += &format!(" --eval-every {steps}");
+        let length = settings.max_steps.map_or(format!("--epochs {epochs}"), |steps| format!("--max-steps {steps}"));
+        let mut shared = format!("{words} {length} --bucket-mb {bucket_mb} (tensors {tensors:08x})");
+        if let (Some(steps), Some(held_out)) = (eval_every, data.held_out()) {
+            shared += &format!(" --eval-every {steps} on {}", held_out.identity());
         }
         if let Some(kind) = engine.kind() {
             shared += &format!(" {kind}");
@@ -151,6 +154,10 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Goes from round to round.
     pub(crate) fn train(mut self, out: &mut dyn Write) -> Result<Outcome, TrainError> {
         let mut out = Printer::new(out);
+        if self.membership.config.rank == 0 {
+            let memory = Memory::of(self.run.model, self.run.settings, self.membership.agent.is_some());
+            out.line(format_args!("{}", memory.line()));
+        }
         loop {
             let (ended, group) = self.round(&mut out);
             let (next, group) = match ended.map_err(|error| self.membership.with_record(error)) {
@@ -231,7 +238,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 self.hear_votes(group, votes, &mut drain_known)?;
                 return Ok(Some(Ended::Quiesced));
             }
-            if self.held.state.step == total {
+            if self.held.state.step >= total {
                 return Ok(Some(Ended::Finished));
             }
             self.hear()?;
@@ -337,7 +344,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             return Err(TrainError::not_finite(step, self.run.model.tensors(), number));
         }
         if rank == 0 {
-            out.line(format_args!("done: {step} steps, {} epochs", self.run.settings.epochs));
+            out.line(format_args!("done: {step} steps, {} epochs", self.run.schedule.epochs()));
             out.line(format_args!("{}", self.history.account.summary(Instant::now())));
             self.history.draw(self.run.data.reachable_loss());
             out.line(format_args!("parameters crc32c:{:08x}", self.held.state.checksum()));

@@ -67,7 +67,7 @@ impl ProgressLine {
             "step {step}/{total}  epoch {}/{}  loss {loss:.4}{reachable}  {units:.0} {}/s  {world_size} {workers}  about \
              {} left",
             step.div_ceil(per_epoch),
-            schedule.epochs,
+            schedule.epochs(),
             unit.name,
             time((total - step) as f64 / rate),
         )
@@ -93,7 +93,7 @@ mod tests {
     fn a_line_tells_how_far_how_fast_and_how_long() {
         // Given 100 windows of 8 tokens, 10 a step, twice; when 6 steps from the fourth on took 3 seconds
         let data = Markov::new(16, 8, 100, 0);
-        let schedule = Schedule { samples: 100, batch: 10, epochs: 2 };
+        let schedule = Schedule::of_epochs(100, 10, 2);
         let progress = ProgressLine::new(4, schedule, &data, 3);
         let line = progress.line(10, 1.5, Duration::from_secs(3));
         // (4 + 7 · 1.75) / 8 bits are reachable.
