@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use elastic_trainer::engine::state::State;
-use elastic_trainer::model::Gpt;
 use elastic_trainer::model::gpt::pretrained::Pretrained;
+use elastic_trainer::model::{Gpt, Model};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
@@ -101,7 +101,14 @@ fn an_export_comes_back_with_the_same_bits_and_is_trained_on() {
     let export = learned.path("export");
     assert_eq!(read(&export).unwrap(), learned.state.parameters());
     assert_eq!(read(&export.join("model.safetensors")).unwrap(), learned.state.parameters());
-    assert_eq!(Gpt::of(Pretrained::open(&export).unwrap()).size().heads, 2);
+    // Square weights have a row for each input too.
+    let gpt = Gpt::of(Pretrained::open(&export).unwrap());
+    assert_eq!(gpt.size().heads, 2);
+    let square = gpt.tensors().iter().find(|tensor| tensor.name.ends_with("h.1.attn.c_proj.weight")).unwrap();
+    let bytes = fs::read(export.join("model.safetensors")).unwrap();
+    let exported = SafeTensors::deserialize(&bytes).unwrap().tensor(&square.name).unwrap().data().to_vec();
+    let ours = turned(&square.shape, &learned.state.parameters()[square.range.clone()]);
+    assert_eq!(exported, bytemuck::cast_slice::<f32, u8>(&ours));
 
     // As other programs write it: without the prefix, with the head and with masks.
     let plain = learned.changed(|name, shape, numbers| {

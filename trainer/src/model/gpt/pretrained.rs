@@ -358,9 +358,10 @@ fn config(size: Size, is_of_bytes: bool) -> Vec<u8> {
         ..Config::default()
     };
     let mut config = serde_json::to_value(own).unwrap_or_default();
-    // Nothing was dropped in training, and no token has a meaning of its own.
+    // GPT-2's last token ends a text. Nothing was dropped in training.
+    let end = (vocabulary >= Size::GPT2.vocabulary).then_some(Size::GPT2.vocabulary - 1);
     let rest = json!({
-        "architectures": ["GPT2LMHeadModel"], "dtype": "float32", "bos_token_id": null, "eos_token_id": null,
+        "architectures": ["GPT2LMHeadModel"], "dtype": "float32", "bos_token_id": end, "eos_token_id": end,
         "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
     });
     if let (Value::Object(config), Value::Object(rest)) = (&mut config, rest) {
