@@ -133,14 +133,17 @@ impl Task for Flags {
             let size = self.size()?;
             return Ok((Gpt::new(size), self.text.make(size)?));
         };
-        let model = Gpt::of(Pretrained::open(path)?);
-        let size = model.size();
+        let first = Pretrained::open(path)?;
+        let (size, is_of_bytes) = (first.size(), first.is_of_bytes());
+        if self.text.text.is_some() && !is_of_bytes {
+            let cause = "its tokens are not the bytes of a text; train it with --tokens";
+            return Err(format!("cannot train {} with --text: {cause}", path.display()).into());
+        }
         let context = self.context.map_or(size.context, NonZeroUsize::get);
         if context > size.context {
             return Err(format!("--context {context} is more than the {} of {}", size.context, path.display()).into());
         }
-        let corpus = self.text.make(Size { context, ..size })?;
-        Ok((model, corpus))
+        Ok((Gpt::of(first), self.text.make(Size { context, ..size })?))
     }
 
     fn judge(&self, model: &Gpt, corpus: &Corpus, parameters: &[f32]) -> Option<String> {
