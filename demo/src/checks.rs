@@ -68,7 +68,7 @@ fn samples(schedule: &Schedule, order: &Order, history: &History, counted: &[Ste
     if !counted.iter().map(|step| step.step).eq(1..=total) {
         return Err(format!("{} steps count, not each of 1 to {total} once", counted.len()));
     }
-    let mut times = vec![0u32; (schedule.epochs * schedule.samples) as usize];
+    let mut times = vec![0u32; (schedule.epochs() * schedule.samples) as usize];
     for step in counted {
         for place in step.first..step.end.min(schedule.samples) {
             let sample = order.sample(step.epoch, place);
@@ -83,7 +83,7 @@ fn samples(schedule: &Schedule, order: &Order, history: &History, counted: &[Ste
     let done: usize = history.group_runs.iter().map(|group_run| group_run.steps.len()).sum();
     Ok(format!(
         "{} epochs of {} samples; {} steps that only the dead had done were done again and count once",
-        schedule.epochs,
+        schedule.epochs(),
         schedule.samples,
         done - counted.len()
     ))
@@ -164,7 +164,7 @@ mod tests {
     use crate::job_view::Seal;
     use crate::trace::GroupRun;
 
-    const SCHEDULE: Schedule = Schedule { samples: 10, batch: 4, epochs: 2 };
+    const SCHEDULE: Schedule = Schedule::of_epochs(10, 4, 2);
 
     fn step(round: u64, number: u64) -> Step {
         let batch = SCHEDULE.batch_after(number - 1);

@@ -224,7 +224,7 @@ impl<'a> Run<'a> {
         let round = job_view.round();
         let line = || {
             let round = round.map_or("no round".to_owned(), |round| format!("round {} {}", round.number, round.state));
-            let epochs = training.schedule.epochs;
+            let epochs = training.schedule.epochs();
             let place = format!("step {step}/{total} ({percent} %), epoch {epoch}/{epochs}, loss {loss:.4}");
             format!("{:>7}  · {round}, {place}, committed {}", format!("+{since:.1}s"), history.committed)
         };
@@ -248,7 +248,7 @@ impl<'a> Run<'a> {
                 lines.push(node_line(node, agents, job_view));
             }
             lines.push((Style::Good, format!(" {} {percent:>3} %  step {step}/{total}", bar(step, total, BAR))));
-            let epochs = training.schedule.epochs;
+            let epochs = training.schedule.epochs();
             let rate = history.group_runs.last().map_or(0.0, rate);
             let committed = history.committed;
             let place = format!("epoch {epoch}/{epochs}   loss {loss:.4}");

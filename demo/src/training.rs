@@ -24,7 +24,7 @@ impl Training {
             if quick { ("256,128", 96, 20, 20) } else { ("1024,512", 192, 22, 25) };
         let epochs = epochs.unwrap_or(usual);
         let samples = Digits::load(None, true)?.train.samples();
-        let schedule = Schedule { samples, batch, epochs };
+        let schedule = Schedule::of_epochs(samples, batch, epochs);
         Ok(Training { hidden, batch, epochs, checkpoint_every, schedule, order: Order::new(SEED, samples) })
     }
 
@@ -45,7 +45,7 @@ impl Training {
     }
 
     pub(crate) fn describe(&self) -> String {
-        let Schedule { samples, epochs, .. } = self.schedule;
+        let Training { epochs, schedule: Schedule { samples, .. }, .. } = self;
         let network = self.hidden.replace(',', "-");
         let steps = self.schedule.total_steps();
         format!("{samples} images of digits, network 64-{network}-10, {epochs} epochs, {steps} steps")

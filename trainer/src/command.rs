@@ -31,19 +31,25 @@ pub enum Command {
     ///   elastic-agent --nproc_per_node=2 … elastic-trainer digits --checkpoint-dir=/shared/digits
     #[command(verbatim_doc_comment)]
     Digits(Box<digits::Flags>),
-    /// Train a GPT on generated text, whose entropy is known
-    ///
-    /// The text is a Markov source's. The two tokens before say which four may follow, with
-    /// chances 1/2, 1/4, 1/8 and 1/8. No model can get below a loss of 1.75 bits (1.2130), plus a
-    /// little for the first token of a window. Each line prints that sum with the loss.
+    /// Train a GPT on a text, on a file of tokens, or on generated text whose entropy is known
     ///
     /// Examples:
     ///
-    ///   elastic-trainer gpt
+    ///   elastic-trainer gpt --text shakespeare.txt --checkpoint-dir /tmp/gpt
+    ///   elastic-trainer generate /tmp/gpt --prompt 'The '
     ///
-    ///   elastic-agent --nproc_per_node=2 … elastic-trainer gpt --layers=4 --checkpoint-dir=/shared/gpt
+    ///   elastic-agent --nproc_per_node=2 … elastic-trainer gpt --tokens train.bin \
+    ///     --val-tokens val.bin --size gpt2 --checkpoint-dir=/shared/gpt
+    ///
+    /// Without a file, the text is a Markov source's. The two tokens before say which four may follow,
+    /// with chances 1/2, 1/4, 1/8 and 1/8. No model can get below a loss of 1.75 bits (1.2130), plus a
+    /// little for the first token of a window. Each line prints that sum with the loss.
     #[command(verbatim_doc_comment)]
     Gpt(Box<gpt::Flags>),
+    /// Print text that a trained GPT writes
+    Generate(gpt::Generate),
+    /// Write a GPT's checkpoint as a folder that transformers loads (GPT2LMHeadModel.from_pretrained)
+    Export(gpt::Export),
     /// List, verify, export or prune checkpoints
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),

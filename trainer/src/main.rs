@@ -14,6 +14,8 @@ fn main() -> ExitCode {
     program::run(Arguments::command(), |matches, process| match Arguments::from_arg_matches(matches)?.command {
         Command::Digits(flags) => process.train(&*flags),
         Command::Gpt(flags) => process.train(&*flags),
+        Command::Generate(generate) => generate.run(&mut io::stdout()),
+        Command::Export(export) => export.run(&mut io::stdout()),
         Command::Checkpoint(command) => Ok(checkpoint::run(&command, &mut io::stdout())?),
         #[cfg(feature = "cuda")]
         Command::CheckGpus => check_gpus(),

@@ -1,6 +1,8 @@
 //! The examples for Transformers, Lightning and a folder of images, and Accelerate's launcher, with the real packages
 //! under kills. `make test-frameworks` installs these and runs the tests.
 
+mod gpt2;
+
 use elastic_tests::prelude::*;
 use tokio::process::Command;
 

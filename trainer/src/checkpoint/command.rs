@@ -337,6 +337,16 @@ fn export(
     if file.exists() {
         return Err(CommandError::Exists(file.to_owned()));
     }
+    let (name, loaded) = chosen(&folder, step)?;
+    write_file(name, &loaded, file, whole_state, out)
+}
+
+/// The newest whole checkpoint in a folder, or that of a step, or the one that `dir` names.
+pub(crate) fn load(dir: &Path, step: Option<u64>) -> Result<Loaded, CommandError> {
+    chosen(&Folder::open(dir)?, step).map(|(_, loaded)| loaded)
+}
+
+fn chosen(folder: &Folder, step: Option<u64>) -> Result<(Name, Loaded), CommandError> {
     let asked_for = match step {
         Some(step) => Some(folder.names.iter().rev().find(|name| name.step == step).ok_or_else(|| {
             let has: BTreeSet<u64> = folder.names.iter().map(|name| name.step).collect();
@@ -345,13 +355,22 @@ fn export(
         })?),
         None => folder.names.first().filter(|_| folder.names.len() == 1),
     };
-    let (name, loaded) = match asked_for {
-        Some(&name) => (name, folder.load(name).map_err(|cause| CommandError::Broken { name, cause })?),
+    match asked_for {
+        Some(&name) => Ok((name, folder.load(name).map_err(|cause| CommandError::Broken { name, cause })?)),
         None => {
             let newest = folder.names.iter().rev().find_map(|&name| Some((name, folder.load(name).ok()?)));
-            newest.ok_or_else(|| CommandError::NoneWhole(folder.dir()))?
+            newest.ok_or_else(|| CommandError::NoneWhole(folder.dir()))
         }
-    };
+    }
+}
+
+fn write_file(
+    name: Name,
+    loaded: &Loaded,
+    file: &Path,
+    whole_state: bool,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
     let broken = |cause| CommandError::Broken { name, cause };
     let state: &[u8] = bytemuck::cast_slice(&loaded.state);
     let mut chosen = Vec::new();
@@ -403,7 +422,7 @@ fn size(manifest: &Manifest) -> u64 {
 }
 
 /// In units of 1000.
-fn bytes(count: u64) -> String {
+pub(crate) fn bytes(count: u64) -> String {
     let scaled = |unit: f64, name: &str| format!("{:.1} {name}", count as f64 / unit);
     match count {
         0..1_000 => format!("{count} B"),

@@ -29,7 +29,7 @@ pub mod retention;
 pub(crate) mod sharded_write;
 pub mod snapshot;
 pub mod snapshot_slots;
-mod tensors;
+pub(crate) mod tensors;
 pub mod writer;
 
 use std::collections::BTreeSet;

@@ -9,7 +9,7 @@ use super::manifest::Entry;
 
 /// Everything before the data: the length of the JSON, and the JSON, padded with spaces. What `about` says is for
 /// people and programs that ask for a file's `__metadata__`.
-pub(super) fn header(tensors: &[Entry], about: Option<Value>) -> Vec<u8> {
+pub(crate) fn header(tensors: &[Entry], about: Option<Value>) -> Vec<u8> {
     let entry = |tensor: &Entry| {
         let offsets = [tensor.offset, tensor.offset + tensor.len];
         (tensor.name.clone(), json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}))

@@ -120,43 +120,6 @@ impl Data for Markov {
     }
 }
 
-/// Windows to train on, and others of the same source to evaluate on.
-#[derive(Debug, Clone)]
-pub struct Corpus {
-    /// What the model is trained on.
-    pub train: Markov,
-    /// What it is not trained on; there may be none.
-    pub held_out: Markov,
-}
-
-impl Data for Corpus {
-    type Batch = Tokens;
-
-    fn samples(&self) -> u64 {
-        self.train.samples()
-    }
-
-    fn read(&self, samples: &[u64], step: &Step<'_>, batch: &mut Tokens) -> Result<(), SampleError> {
-        self.train.read(samples, step, batch)
-    }
-
-    fn identity(&self) -> String {
-        self.train.identity()
-    }
-
-    fn unit(&self) -> Unit {
-        self.train.unit()
-    }
-
-    fn held_out(&self) -> Option<&dyn Data<Batch = Tokens>> {
-        Some(&self.held_out).filter(|held_out| held_out.windows > 0).map(|held_out| held_out as _)
-    }
-
-    fn reachable_loss(&self) -> Option<f64> {
-        self.train.reachable_loss()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,13 +2,16 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod corpus;
 pub(crate) mod digits;
 pub(crate) mod markov;
 mod order;
 mod schedule;
+pub mod token_file;
 
+pub use corpus::{Corpus, Source};
 pub use digits::{Digits, Images};
-pub use markov::{Corpus, Markov};
+pub use markov::Markov;
 pub use order::Order;
 pub use schedule::{Schedule, StepSamples};
 

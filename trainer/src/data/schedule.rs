@@ -12,8 +12,7 @@ pub struct Schedule {
     pub samples: u64,
     /// Samples in a step, over all ranks. The last step of an epoch takes what is left.
     pub batch: u64,
-    /// Epochs in all.
-    pub epochs: u64,
+    steps: u64,
 }
 
 /// A step's samples: places `first..end` of `epoch` in the epoch's order.
@@ -30,14 +29,29 @@ pub struct StepSamples {
 }
 
 impl Schedule {
+    /// So many whole epochs.
+    pub const fn of_epochs(samples: u64, batch: u64, epochs: u64) -> Schedule {
+        Schedule { samples, batch, steps: samples.div_ceil(batch) * epochs }
+    }
+
     /// Steps in an epoch.
     pub fn steps_per_epoch(&self) -> u64 {
         self.samples.div_ceil(self.batch)
     }
 
+    /// So many steps, however many epochs these are. The last one may end early.
+    pub const fn of_steps(samples: u64, batch: u64, steps: u64) -> Schedule {
+        Schedule { samples, batch, steps }
+    }
+
     /// Steps in all.
     pub fn total_steps(&self) -> u64 {
-        self.steps_per_epoch() * self.epochs
+        self.steps
+    }
+
+    /// Epochs in all, the last one perhaps in part.
+    pub fn epochs(&self) -> u64 {
+        self.steps.div_ceil(self.steps_per_epoch())
     }
 
     /// The batch of the step that follows `done` steps.
@@ -68,10 +82,12 @@ mod tests {
 
     #[test]
     fn the_last_batch_of_an_epoch_takes_what_is_left() {
-        let schedule = Schedule { samples: 10, batch: 4, epochs: 2 };
+        let schedule = Schedule::of_epochs(10, 4, 2);
         let batches: Vec<_> = (0..schedule.total_steps()).map(|done| schedule.batch_after(done)).collect();
         let places: Vec<_> = batches.iter().map(|b| (b.epoch, b.first, b.end)).collect();
         assert_eq!(places, [(0, 0, 4), (0, 4, 8), (0, 8, 10), (1, 0, 4), (1, 4, 8), (1, 8, 10)]);
+        let epochs = |steps| Schedule::of_steps(10, 4, steps).epochs();
+        assert_eq!([1, 3, 4, 6, 7].map(epochs), [1, 1, 2, 2, 3], "a part of an epoch counts");
     }
 
     proptest! {
@@ -88,7 +104,7 @@ mod tests {
             samples in 1u64..200, batch in 1u64..50, epochs in 1u64..4,
             lives in prop::collection::vec((1u64..20, 0u64..20), 0..30),
         ) {
-            let schedule = Schedule { samples, batch, epochs };
+            let schedule = Schedule::of_epochs(samples, batch, epochs);
             let mut trained = vec![0u32; (samples * epochs) as usize];
             let mut committed = 0;
             let finish = (schedule.total_steps(), 0);

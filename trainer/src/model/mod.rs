@@ -101,6 +101,13 @@ pub trait Model: Sync {
         self.tensors().last().map_or(0, |tensor| tensor.range.end)
     }
 
+    /// About how many bytes a thread's pass over so many samples keeps, for the line at the start; unless told
+    /// otherwise, that is not known.
+    fn activation_bytes(&self, samples: usize) -> Option<u64> {
+        let _ = samples;
+        None
+    }
+
     /// What kind of model this is, in words, best as the flags that make it. Only workers and checkpoints with the same
     /// words train together; unless told otherwise, those whose tensors have the same names and shapes.
     fn identity(&self) -> String {

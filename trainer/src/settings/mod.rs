@@ -13,6 +13,7 @@ use elastic_collective::Patience;
 use elastic_cuda::Surroundings;
 
 use crate::checkpoint::retention::Retention;
+use crate::data::Schedule;
 use crate::model::{Course, Rate};
 use device::{Device, Precision};
 use resume::Resume;
@@ -28,6 +29,9 @@ pub struct Settings {
     /// Times to visit every sample
     #[arg(long, default_value = "40")]
     pub epochs: NonZeroU64,
+    /// End after so many steps, however many epochs these are [default: after --epochs]
+    #[arg(long, value_name = "STEPS", conflicts_with = "epochs")]
+    pub max_steps: Option<NonZeroU64>,
     /// Samples in a step, over all workers: it stays the same when workers come and go
     #[arg(long, value_name = "SAMPLES", default_value = "64")]
     pub batch: NonZeroU64,
@@ -43,6 +47,7 @@ pub struct Settings {
     #[arg(long, value_name = "RATE", default_value = "0.001", value_parser = positive)]
     pub lr: f32,
     /// Course of the learning rate after the warm-up. With cosine, a run can only continue with the same --epochs
+    /// or --max-steps
     #[arg(long, value_enum, value_name = "COURSE", default_value_t = Course::Constant)]
     pub schedule: Course,
     /// Steps in which the learning rate rises evenly: step 1 has --lr / STEPS, step STEPS has --lr
@@ -193,6 +198,14 @@ impl Settings {
         if bytes > 0.0 { (bytes as usize / size_of::<f32>()).max(1) } else { 0 }
     }
 
+    /// The steps of a run over so many samples.
+    pub(crate) fn steps(&self, samples: u64) -> Schedule {
+        match self.max_steps {
+            Some(steps) => Schedule::of_steps(samples, self.batch.get(), steps.get()),
+            None => Schedule::of_epochs(samples, self.batch.get(), self.epochs.get()),
+        }
+    }
+
     /// The learning rates of a run of `steps`.
     pub fn rate(&self, steps: u64) -> Rate {
         let Settings { lr: highest, lr_min: lowest, warmup_steps: warmup, schedule: course, .. } = *self;
@@ -214,7 +227,7 @@ fn positive(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|&value: &f32| value.is_finite() && value > 0.0).ok_or("must be above 0".to_owned())
 }
 
-fn not_negative(text: &str) -> Result<f32, String> {
+pub(crate) fn not_negative(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|&value: &f32| value.is_finite() && value >= 0.0).ok_or("must be 0 or more".to_owned())
 }
 

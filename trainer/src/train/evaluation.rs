@@ -33,7 +33,7 @@ impl<M: Model> Trainer<'_, M> {
         let Some(held_out) = held_out(&self.run, step).filter(|_| self.evaluated != Some(step)) else {
             return Ok(0);
         };
-        let pieces = Schedule { samples: held_out.samples(), batch: self.run.schedule.batch, epochs: 1 };
+        let pieces = Schedule::of_epochs(held_out.samples(), self.run.schedule.batch, 1);
         let mut sums = vec![0.0; 1 + self.run.model.metrics().len()];
         for piece in 0..pieces.total_steps() {
             self.hear()?;

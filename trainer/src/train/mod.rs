@@ -15,6 +15,7 @@ mod history;
 mod keeper;
 mod loading;
 mod membership;
+mod memory;
 mod observer;
 mod plot;
 mod program;
@@ -55,6 +56,7 @@ use held::Held;
 use history::History;
 use keeper::Keeper;
 use membership::Membership;
+use memory::Memory;
 use report::{Lines, Printer};
 
 /// The vote that asks for a checkpoint, since a node drains. (Those of [`crate::checkpoint::sharded_write`] travel with
@@ -129,16 +131,17 @@ impl<'a, M: Model> Trainer<'a, M> {
         let Ready { model, data, engine } = ready;
         let Caller { rescue, out, observer } = caller;
         let samples = data.samples();
-        let schedule = Schedule { samples, batch: settings.batch.get(), epochs: settings.epochs.get() };
+        let schedule = settings.steps(samples);
         let words = settings.of_a_step(&model.identity(), &data.identity(), schedule.total_steps());
         // A checkpoint can resume on any kind of engine; peers must give the same bits.
         let entries = State::entries(model.tensors());
         // A model may say of itself what it likes.
         let tensors = crc32c::crc32c(&serde_json::to_vec(&entries).unwrap_or_default());
         let Settings { epochs, bucket_mb, eval_every, .. } = settings;
-        let mut shared = format!("{words} --epochs {epochs} --bucket-mb {bucket_mb} (tensors {tensors:08x})");
-        if let Some(steps) = eval_every {
-            shared += &format!(" --eval-every {steps}");
+        let length = settings.max_steps.map_or(format!("--epochs {epochs}"), |steps| format!("--max-steps {steps}"));
+        let mut shared = format!("{words} {length} --bucket-mb {bucket_mb} (tensors {tensors:08x})");
+        if let (Some(steps), Some(held_out)) = (eval_every, data.held_out()) {
+            shared += &format!(" --eval-every {steps} on {}", held_out.identity());
         }
         if let Some(kind) = engine.kind() {
             shared += &format!(" {kind}");
@@ -160,6 +163,10 @@ impl<'a, M: Model> Trainer<'a, M> {
 
     /// Goes from round to round.
     pub(crate) fn train(mut self) -> Result<Outcome, TrainError> {
+        if self.membership.config.rank == 0 {
+            let memory = Memory::of(self.run.model, self.run.settings, self.membership.agent.is_some());
+            self.history.lines.printer.line(format_args!("{}", memory.line()));
+        }
         loop {
             let (ended, group) = self.round();
             let (next, group) = match ended.map_err(|error| self.membership.with_record(error)) {
@@ -238,7 +245,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 self.hear_votes(group, votes, &mut drain_known)?;
                 return Ok(Some(Ended::Quiesced));
             }
-            if self.held.state.step == total {
+            if self.held.state.step >= total {
                 return Ok(Some(Ended::Finished));
             }
             self.hear()?;
@@ -341,7 +348,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
         if rank == 0 {
             let History { account, lines: Lines { printer, .. }, .. } = &mut self.history;
-            printer.line(format_args!("done: {step} steps, {} epochs", self.run.settings.epochs));
+            printer.line(format_args!("done: {step} steps, {} epochs", self.run.schedule.epochs()));
             printer.line(format_args!("{}", account.summary(Instant::now())));
             self.history.draw(self.run.data.reachable_loss());
             let checksum = self.held.state.checksum();

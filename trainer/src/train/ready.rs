@@ -32,7 +32,8 @@ impl<'a, M: Model> Ready<'a, M> {
             return Err(TrainError::Unusable(cause.to_owned()));
         }
         let (samples, epochs) = (data.samples(), settings.epochs.get());
-        if samples.div_ceil(settings.batch.get()).checked_mul(epochs).is_none() {
+        let in_epochs = samples.div_ceil(settings.batch.get()).checked_mul(epochs);
+        if settings.max_steps.is_none() && in_epochs.is_none() {
             return Err(TrainError::Beyond(format!("--epochs {epochs} of {samples} samples are too many steps")));
         }
         let (device, precision) = (settings.device, settings.precision);

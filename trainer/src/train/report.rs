@@ -66,7 +66,7 @@ impl<'a> Lines<'a> {
             "step {step}/{total}  epoch {}/{}  loss {loss:.4}{reachable}  {units:.0} {}/s  {world_size} {workers}  about \
              {} left",
             step.div_ceil(per_epoch),
-            schedule.epochs,
+            schedule.epochs(),
             unit.name,
             time((total - step) as f64 / rate),
         )
@@ -114,7 +114,7 @@ mod tests {
     fn a_line_tells_how_far_how_fast_and_how_long() {
         // Given 100 windows of 8 tokens, 10 a step, twice; when 6 steps from the fourth on took 3 seconds
         let data = Markov::new(16, 8, 100, 0);
-        let schedule = Schedule { samples: 100, batch: 10, epochs: 2 };
+        let schedule = Schedule::of_epochs(100, 10, 2);
         let (mut out, begun) = (Vec::new(), Instant::now());
         let mut lines = Lines::new(Printer::new(&mut out), schedule, &data, begun);
         lines.leads = true;

@@ -1,15 +1,19 @@
 //! GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019): its shape, its parameters and
 //! their first values. The pass through it is in `pass`, and on a GPU in `gpu`.
 
+mod decoder;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod pass;
+pub mod pretrained;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
+pub use decoder::Decoder;
 pub use pass::{Tokens, Workspace};
+use pretrained::Pretrained;
 
 use super::affine::{Affine, TensorLayout};
 use super::{Gradient, Model, Sums, Tensor};
@@ -58,6 +62,8 @@ pub struct Gpt {
     size: Size,
     tensors: Vec<Tensor>,
     places: Places,
+    /// Where the first parameters come from; without it, from the seed.
+    first: Option<Pretrained>,
 }
 
 /// Where a block's parameters lie.
@@ -102,7 +108,13 @@ impl Gpt {
         });
         let blocks = blocks.collect();
         let norm = layout.affine("transformer.ln_f", vec![width]);
-        Gpt { size, tensors: layout.tensors(), places: Places { tokens, positions, blocks, norm } }
+        Gpt { size, tensors: layout.tensors(), places: Places { tokens, positions, blocks, norm }, first: None }
+    }
+
+    /// A network of this model's size, whose training begins with this model's parameters.
+    pub fn of(first: Pretrained) -> Gpt {
+        let size = first.size();
+        Gpt { first: Some(first), ..Gpt::new(size) }
     }
 
     /// Its size.
@@ -123,6 +135,9 @@ impl Model for Gpt {
     /// First parameters for a seed, as GPT-2 has them: weights normal with deviation 0.02, less by the square root of
     /// twice the number of layers where they lead back into the residual stream; norms 1, biases 0.
     fn init(&self, seed: u64) -> Result<Vec<f32>> {
+        if let Some(first) = &self.first {
+            return Ok(first.read()?);
+        }
         let mut parameters = vec![0.0; self.parameters()];
         for tensor in &self.tensors {
             let place = tensor.range.clone();
@@ -169,9 +184,16 @@ impl Model for Gpt {
         }
     }
 
+    fn activation_bytes(&self, samples: usize) -> Option<u64> {
+        Some(pass::workspace_bytes(self, samples * self.size.context))
+    }
+
     fn identity(&self) -> String {
         let Size { vocabulary, context, layers, heads, width } = self.size;
-        format!("--context {context} --layers {layers} --heads {heads} --width {width} --vocabulary {vocabulary}")
+        let first = self.first.as_ref().map_or(String::new(), |first| format!(" {}", first.identity()));
+        format!(
+            "--context {context} --layers {layers} --heads {heads} --width {width} --vocabulary {vocabulary}{first}"
+        )
     }
 }
 

@@ -2,7 +2,7 @@
 //! large: attention's weights are computed again, and the scores of the whole vocabulary are used at once, some rows at
 //! a time.
 
-use super::{Block, Gpt};
+use super::{Block, Gpt, Size};
 use crate::model::Model;
 use crate::model::attention::{Attention, Scratch};
 use crate::model::matmul::{Matrix, Target, multiply};
@@ -100,6 +100,14 @@ impl Workspace {
         self.slopes.triple.resize(rows * 3 * width, 0.0);
         self.slopes.four.resize(rows * 4 * width, 0.0);
     }
+}
+
+/// About the bytes of a workspace for so many tokens.
+pub(super) fn workspace_bytes(gpt: &Gpt, rows: usize) -> u64 {
+    let Size { vocabulary, layers, heads, width, .. } = gpt.size;
+    // As in `make_room`.
+    let of_a_row = layers * (16 * width + heads + 4) + 11 * width + 2;
+    ((rows * of_a_row + rows.min(SCORED_ROWS) * vocabulary) * size_of::<f32>()) as u64
 }
 
 impl Gpt {

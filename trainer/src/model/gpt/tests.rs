@@ -168,3 +168,20 @@ fn sizes_that_cannot_be_are_refused() {
     assert_eq!(Size { heads: 0, ..fits }.refusal().unwrap(), "--heads is 0, not 1 to 1048576");
     assert_eq!(Size { heads: 3, ..fits }.refusal().unwrap(), "a width of 4 is not divisible by 3 heads");
 }
+
+#[test]
+fn logits_of_one_token_after_the_other_are_those_of_a_pass() {
+    // Given a sequence longer than a tile of attention
+    let gpt = Gpt::new(Size { vocabulary: 11, context: 70, layers: 2, heads: 3, width: 12 });
+    let (parameters, batch) = (parameters(&gpt), batch(&gpt, 1, 70));
+    let mut decoder = Decoder::new(&gpt, &parameters);
+    let mut loss = 0.0;
+    for (&token, &target) in batch.inputs.iter().zip(&batch.targets) {
+        let logits = decoder.push(token);
+        let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+        loss += total.ln() - f64::from(logits[target as usize]);
+    }
+    let expected = f64::from(gpt.loss(&parameters, &batch, &mut Workspace::default()));
+    assert!((loss - expected).abs() < 1e-5 * expected, "{loss} for {expected}");
+    assert_eq!(decoder.length(), 70);
+}

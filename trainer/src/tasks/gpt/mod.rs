@@ -1,21 +1,29 @@
-//! A GPT that learns generated text.
+//! A GPT that learns a text, or generated text.
 
-use std::num::{NonZeroU64, NonZeroUsize};
+mod corpus;
+mod export;
+mod generate;
+mod trained;
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use tracing::info;
 
-use crate::data::Data;
-use crate::data::markov::{Corpus, FOLLOWERS, Markov};
+use crate::data::markov::FOLLOWERS;
+use crate::data::{Corpus, Data, SampleError};
 use crate::error::Result;
 use crate::model::Gpt;
+use crate::model::gpt::pretrained::Pretrained;
 use crate::model::gpt::{Size, Tokens};
 use crate::program::Task;
 use crate::settings::Settings;
-
-/// About how many tokens the result is judged by.
-const HELD_OUT: usize = 1 << 15;
+use crate::step::Step;
+pub use corpus::Text;
+pub use export::Export;
+pub use generate::Generate;
 
 /// Rows that are judged at once.
 const JUDGED: usize = 1 << 8;
@@ -29,10 +37,18 @@ const LONG: Duration = Duration::from_secs(5);
 #[command(mut_arg("batch", |batch| batch.default_value("32")))]
 #[command(mut_arg("lr", |lr| lr.default_value("0.003")))]
 pub struct Flags {
+    /// What to train it on
+    #[command(flatten)]
+    pub text: Text,
+    /// Begin with this GPT-2: a folder with config.json and model.safetensors, as transformers' save_pretrained and
+    /// `elastic-trainer export` write it. It has its own size; --context may shorten the windows
+    #[arg(long, value_name = "DIR|FILE", requires = "file")]
+    #[arg(conflicts_with_all = ["size", "layers", "heads", "width", "vocabulary"])]
+    pub init_from: Option<PathBuf>,
     /// Size of the network; the next five flags change parts of it
     #[arg(long, value_enum, default_value_t = Preset::Tiny)]
     pub size: Preset,
-    /// Tokens of context, which is also the length of a window of the corpus
+    /// Tokens of context, which is also the length of a window, the sample
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<NonZeroUsize>,
     /// Blocks (attention and perceptron)
@@ -47,16 +63,6 @@ pub struct Flags {
     /// Size of the vocabulary, at least 4
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(FOLLOWERS as i64..))]
     pub vocabulary: Option<u32>,
-    /// Windows in the corpus: the samples of an epoch
-    #[arg(long, value_name = "COUNT", default_value = "4096")]
-    pub windows: NonZeroU64,
-    /// Seed of the text; --seed is that of the first parameters and of the order of the windows
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
-    pub corpus_seed: u64,
-    /// Judge the result by the loss in so many windows that were not trained on; 0: not at all. That is computed on one
-    /// thread of rank 0 [default: about 32,768 tokens]
-    #[arg(long, value_name = "COUNT")]
-    pub held_out: Option<u64>,
     /// How to train it
     #[command(flatten, next_help_heading = "Training")]
     pub settings: Settings,
@@ -83,9 +89,10 @@ impl Flags {
             Preset::Tiny => Size { vocabulary: 64, context: 64, layers: 2, heads: 4, width: 64 },
             Preset::Gpt2 => Size::GPT2,
         };
+        let chosen = self.vocabulary.map_or(whole.vocabulary, |tokens| tokens as usize);
         let part = |flag: Option<NonZeroUsize>, otherwise: usize| flag.map_or(otherwise, NonZeroUsize::get);
         let size = Size {
-            vocabulary: self.vocabulary.map_or(whole.vocabulary, |tokens| tokens as usize),
+            vocabulary: self.text.vocabulary().unwrap_or(chosen),
             context: part(self.context, whole.context),
             layers: part(self.layers, whole.layers),
             heads: part(self.heads, whole.heads),
@@ -95,21 +102,21 @@ impl Flags {
     }
 
     /// The mean loss of a token in windows that were not trained on, and the number of these windows.
-    pub fn held_out_loss(model: &Gpt, corpus: &Corpus, parameters: &[f32]) -> (f64, u64) {
-        let (context, windows) = (model.size().context, corpus.held_out.samples());
+    pub fn held_out_loss(model: &Gpt, corpus: &Corpus, parameters: &[f32]) -> Result<(f64, u64), SampleError> {
+        let (context, windows) = (corpus.unit().of_a_sample as usize, corpus.held_out.samples());
         let (numbers, mut batch, mut room) = ((0..windows).collect::<Vec<_>>(), Tokens::default(), Default::default());
         let (begun, mut loss) = (Instant::now(), 0.0);
         let pieces = numbers.chunks((JUDGED / context).max(1));
         let others = pieces.len().saturating_sub(1);
         for (number, piece) in pieces.enumerate() {
-            corpus.held_out.fill(piece, &mut batch);
+            corpus.held_out.read(piece, &Step::evaluation(0, 0, 0, piece), &mut batch)?;
             loss += f64::from(model.loss(parameters, &batch, &mut room));
             let left = begun.elapsed() * others as u32;
             if number == 0 && left > LONG {
                 info!("the loss in {windows} windows that were not trained on takes about {} s", left.as_secs());
             }
         }
-        (loss / (windows * context as u64) as f64, windows)
+        Ok((loss / (windows * context as u64) as f64, windows))
     }
 }
 
@@ -122,18 +129,31 @@ impl Task for Flags {
     }
 
     fn make(&self) -> Result<(Gpt, Corpus)> {
-        let size = self.size()?;
-        let train = Markov::new(size.vocabulary, size.context, self.windows.get(), self.corpus_seed);
-        let held_out = train.held_out(self.held_out.unwrap_or(HELD_OUT.div_ceil(size.context) as u64));
-        Ok((Gpt::new(size), Corpus { train, held_out }))
+        let Some(path) = &self.init_from else {
+            let size = self.size()?;
+            return Ok((Gpt::new(size), self.text.make(size)?));
+        };
+        let first = Pretrained::open(path)?;
+        let (size, is_of_bytes) = (first.size(), first.is_of_bytes());
+        if self.text.text.is_some() && !is_of_bytes {
+            let cause = "its tokens are not the bytes of a text; train it with --tokens";
+            return Err(format!("cannot train {} with --text: {cause}", path.display()).into());
+        }
+        let context = self.context.map_or(size.context, NonZeroUsize::get);
+        if context > size.context {
+            return Err(format!("--context {context} is more than the {} of {}", size.context, path.display()).into());
+        }
+        Ok((Gpt::of(first), self.text.make(Size { context, ..size })?))
     }
 
     fn judge(&self, model: &Gpt, corpus: &Corpus, parameters: &[f32]) -> Option<String> {
-        if self.held_out == Some(0) {
+        if corpus.held_out.samples() == 0 {
             return Some("the result is not judged (--held-out 0)".to_owned());
         }
-        let (loss, windows) = Flags::held_out_loss(model, corpus, parameters);
-        let reachable = corpus.reachable_loss().unwrap_or_default();
-        Some(format!("held-out loss {loss:.4} in {windows} windows ({reachable:.4} is reachable)"))
+        let reachable = corpus.reachable_loss().map_or(String::new(), |loss| format!(" ({loss:.4} is reachable)"));
+        Some(match Flags::held_out_loss(model, corpus, parameters) {
+            Ok((loss, windows)) => format!("held-out loss {loss:.4} in {windows} windows{reachable}"),
+            Err(error) => format!("the result is not judged: {error}"),
+        })
     }
 }

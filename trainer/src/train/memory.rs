@@ -1,0 +1,62 @@
+//! What a rank's memory is for, as far as the trainer knows it before it begins.
+
+use crate::checkpoint::command::bytes;
+use crate::model::Model;
+use crate::settings::Settings;
+
+/// Bytes by part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Memory {
+    parameters: u64,
+    /// What a pass keeps, in all threads.
+    activations: Option<u64>,
+    /// Of the node: two copies of the state.
+    snapshots: u64,
+}
+
+impl Memory {
+    /// Of a rank that trains this model.
+    pub(super) fn of<M: Model>(model: &M, settings: &Settings, has_agent: bool) -> Memory {
+        let parameters = (model.parameters() * size_of::<f32>()) as u64;
+        let shard = settings.batch.get().div_ceil(settings.shards.get().into()) as usize;
+        let samples = settings.micro_batch.map_or(shard, |most| shard.min(most.get()));
+        let activations = model.activation_bytes(samples).map(|bytes| bytes * settings.threads.get() as u64);
+        let snapshots = if has_agent && settings.snapshot_every > 0 { 2 * 3 * parameters } else { 0 };
+        Memory { parameters, activations, snapshots }
+    }
+
+    /// A line for people. A rank sums a gradient beside the one that it computes.
+    pub(super) fn line(&self) -> String {
+        let Memory { parameters, activations, snapshots } = *self;
+        let mut parts = vec![("parameters", parameters), ("gradient", 2 * parameters), ("optimizer", 2 * parameters)];
+        parts.extend(activations.map(|bytes| ("activations about", bytes)));
+        if snapshots > 0 {
+            parts.push(("the node's snapshots", snapshots));
+        }
+        let parts: Vec<String> = parts.into_iter().map(|(part, count)| format!("{part} {}", bytes(count))).collect();
+        format!("memory of a rank: {}", parts.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::gpt::Size;
+    use crate::model::{Gpt, Mlp};
+
+    #[test]
+    fn a_ranks_memory_is_told_by_part() {
+        let mut settings = Settings { snapshot_every: 10, ..Settings::default() };
+        // 64 · 100 + 100 + 100 · 10 + 10 numbers
+        let perceptron = Mlp::new(&[64, 100, 10]);
+        let line = Memory::of(&perceptron, &settings, false).line();
+        assert_eq!(line, "memory of a rank: parameters 30.0 kB, gradient 60.1 kB, optimizer 60.1 kB");
+        // Two threads with 2 of the 8 samples of a shard; GPT-2 keeps about 200 numbers for each number of a width.
+        settings.micro_batch = 2.try_into().ok();
+        settings.threads = 2.try_into().unwrap();
+        let line = Memory::of(&Gpt::new(Size::GPT2), &settings, true).line();
+        let wanted = "memory of a rank: parameters 497.8 MB, gradient 995.5 MB, optimizer 995.5 MB, activations about 2.7 GB, \
+            the node's snapshots 3.0 GB";
+        assert_eq!(line, wanted);
+    }
+}
