@@ -1,6 +1,7 @@
 //! Collective operations between the ranks of one round, over TCP.
 //!
 //! ```text
+//! identity    what ranks must have in common to meet, and how it differs
 //! bootstrap   connects every rank with every other, through rank 0; compares job, round and settings
 //! peer_stream one operation's bytes to and from one peer; waiting, deadlines, lost peers
 //! ring        all-reduce for large buffers          pairwise   all-reduce for small ones, broadcast
@@ -16,6 +17,7 @@
 //! with NCCL and Gloo: the network between workers must be a trusted one.
 
 mod bootstrap;
+pub mod identity;
 mod order;
 mod ordered;
 mod pairwise;
