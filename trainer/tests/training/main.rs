@@ -7,6 +7,7 @@ mod command;
 mod evaluation;
 mod example;
 mod gpt;
+mod init;
 mod leaving;
 mod live;
 mod memory;
