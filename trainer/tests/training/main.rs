@@ -11,6 +11,7 @@ mod init;
 mod leaving;
 mod live;
 mod memory;
+mod normed;
 mod own;
 mod record;
 mod results;
