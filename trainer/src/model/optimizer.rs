@@ -90,7 +90,7 @@ impl Optimizer {
                 rule.step_with_momentum(stride, group, parameters, velocity, gradient)
             }
             (Optimizer::Sgd(rule), []) => rule.step(stride, group, parameters, gradient),
-            (rule, kept) => panic!("{rule:?} does not keep {} numbers for a parameter", kept.len()),
+            (rule, kept) => unreachable!("{rule:?} does not keep {} numbers for a parameter", kept.len()),
         }
     }
 }

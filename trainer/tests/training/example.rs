@@ -14,7 +14,7 @@ use line::{HEIGHT, Line, Points, SLOPE};
 
 #[allow(dead_code)] // Its `main`.
 #[path = "../../examples/line.rs"]
-mod line;
+pub(crate) mod line;
 
 fn settings(epochs: u64) -> Settings {
     Settings { lr: 0.01, epochs: epochs.try_into().unwrap(), ..Settings::default() }

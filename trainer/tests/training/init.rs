@@ -8,12 +8,8 @@ use elastic_trainer::{Elastic, Environment, Gradient, Model, Outcome, Result, Se
 use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize_to_file};
 
+use crate::example::line::Points;
 use crate::worker::{environment, free_port, run, together, train};
-use line::Points;
-
-#[allow(dead_code)] // Its `main`, and its model.
-#[path = "../../examples/line.rs"]
-mod line;
 
 /// Parameters that do not move.
 struct Still(Vec<Tensor>);
