@@ -17,7 +17,7 @@ use elastic_trainer::checkpoint::snapshot::{Layout, SnapshotHeader};
 use elastic_trainer::checkpoint::snapshot_slots::SnapshotSlots;
 use elastic_trainer::checkpoint::writer::Writer;
 use elastic_trainer::model::mlp::Workspace;
-use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Rows};
+use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Optimizer, Rows, Stride};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 const SAVES: u64 = 100;
@@ -112,7 +112,7 @@ fn read(folder: &Path, bytes: usize) -> Result<()> {
 struct Training {
     model: Mlp,
     entries: Vec<Entry>,
-    rule: AdamW,
+    rule: Optimizer,
     /// Parameters, means, squares.
     flat: Vec<f32>,
     gradient: Vec<f32>,
@@ -129,10 +129,11 @@ impl Training {
         let mut flat = vec![1e-2; model.parameters()];
         let gradient = vec![1e-3; flat.len()];
         flat.resize(3 * gradient.len(), 0.0);
-        let entries = elastic_trainer::engine::state::State::entries(model.tensors());
+        let rule = Optimizer::AdamW(AdamW::new(0.1));
+        let entries = elastic_trainer::engine::state::State::entries(model.tensors(), &rule);
         let labels = (0..BATCH).map(|row| (row % 10) as u8).collect();
         let (batch, workspace) = (Rows { inputs: vec![0.5; BATCH * 2048], labels }, Workspace::default());
-        let (rule, sink) = (AdamW::new(1e-4, 0.1), gradient.clone());
+        let sink = gradient.clone();
         Training { model, entries, rule, flat, gradient, batch, workspace, sink, step: 0 }
     }
 
@@ -163,9 +164,10 @@ impl Training {
         let begun = Instant::now();
         self.step += 1;
         let (parameters, rest) = self.flat.split_at_mut(self.gradient.len());
-        let (mean, square) = rest.split_at_mut(self.gradient.len());
-        let moved = Moved { first: 0, parameters, mean, square, gradient: &self.gradient };
-        self.rule.step(self.step, self.model.tensors(), moved, 1.0);
+        let kept = rest.chunks_mut(self.gradient.len()).collect();
+        let moved = Moved { first: 0, parameters, kept, gradient: &self.gradient };
+        let stride = Stride { step: self.step, rate: 1e-4, mean: 1.0, scale: 1.0 };
+        self.rule.step(&stride, self.model.tensors(), moved);
         begun.elapsed().as_secs_f64() * 1e3
     }
 

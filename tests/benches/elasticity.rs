@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use elastic_proto::worker::{Assignment, FromWorker, ToWorker};
 use elastic_trainer::collective::recorder::{Operation, Recorder};
 use elastic_trainer::model::{Gpt, Mlp, Model};
-use elastic_trainer::{Data, Device, Elastic, Environment, Gradient, SampleError, Settings, Step, Tensor};
+use elastic_trainer::{Data, Device, Elastic, Environment, Gradient, Rule, SampleError, Settings, Step, Tensor};
 use step::{GPTS, MLP, Run, Shards};
 
 const BLOCKS: usize = 15;
@@ -130,7 +130,7 @@ struct Nothing([Tensor; 1]);
 
 impl Nothing {
     fn new() -> Nothing {
-        Nothing([Tensor { name: "nothing".into(), shape: vec![1], range: 0..1, decays: false }])
+        Nothing([Tensor { name: "nothing".into(), shape: vec![1], range: 0..1, rule: Rule::of_shape(&[1]) }])
     }
 }
 

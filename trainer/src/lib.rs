@@ -13,7 +13,7 @@
 //! agent        the worker's side of the agent's socket
 //! engine       what computes a step, on CPUs or a GPU: gradients, the optimizer, the state
 //! checkpoint   snapshots in memory, checkpoints on disk: writing, checking, loading
-//! model        what is trained, its gradient, AdamW
+//! model        what is trained, its gradient, the optimizers
 //! data         samples, their order, the samples of a step
 //! random       numbers that depend on a key alone
 //! step         which step a model computes for, and its random numbers
@@ -65,7 +65,7 @@ pub use elastic_collective::stop::Stop;
 pub use elastic_cuda as cuda;
 pub use engine::state::State;
 pub use error::{Error, Result, TaskError};
-pub use model::{Gradient, Model, Rows, Sums, Tensor};
+pub use model::{Gradient, Model, Optimizer, ParameterGroup, Rows, Rule, Sums, Tensor};
 pub use settings::device::Device;
 pub use settings::{Environment, Settings};
 pub use step::{Random, Step};

@@ -9,7 +9,7 @@ use elastic_trainer::engine::gradient::{GradientTask, GradientThreads, Work};
 use elastic_trainer::engine::interruption::Interruption;
 use elastic_trainer::engine::state::State;
 use elastic_trainer::model::gpt::{Size, Tokens};
-use elastic_trainer::model::{AdamW, Model, Rows};
+use elastic_trainer::model::{AdamW, Model, Optimizer, Rows, Stride};
 use elastic_trainer::random::unit;
 use elastic_trainer::{SampleError, Step, Stop};
 
@@ -77,7 +77,7 @@ impl<B: Default + Send> Data for Shards<B> {
 pub(crate) struct Run<M: Model> {
     model: M,
     data: Shards<M::Batch>,
-    rule: AdamW,
+    rule: Optimizer,
     state: State,
     threads: GradientThreads<M>,
 }
@@ -88,7 +88,8 @@ impl<M: Model> Run<M> {
         let threads = NonZeroUsize::new(threads).expect("a thread");
         let threads = GradientThreads::new(threads, &model).expect("replicas");
         let first = model.init(1).expect("first parameters");
-        Run { rule: AdamW::new(1e-4, 0.1), state: State::new(first), data, threads, model }
+        let rule = Optimizer::AdamW(AdamW::new(0.1));
+        Run { state: State::new(first, &rule), rule, data, threads, model }
     }
 
     /// The mean time of a step, in milliseconds, over `steps` steps.
@@ -115,7 +116,8 @@ impl<M: Model> Run<M> {
         };
         let sum = task.sum_under(Node::root(shards), &mut self.threads);
         let tensors = self.model.tensors();
-        self.state.advance(&mut self.threads.pool, &self.rule, tensors, &sum[1..], 1e-3);
+        let stride = Stride { step: self.state.step + 1, rate: 1e-4, mean: 1e-3, scale: 1e-3 };
+        self.state.advance(&mut self.threads.pool, &self.rule, &stride, tensors, &sum[1..]);
         self.threads.recycle(sum);
     }
 }

@@ -5,6 +5,7 @@ mod checkpoints;
 mod checks;
 mod matrix;
 mod models;
+mod optimizers;
 mod readme;
 mod session;
 mod snapshots;

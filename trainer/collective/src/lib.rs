@@ -1,6 +1,7 @@
 //! Collective operations between the ranks of one round, over TCP.
 //!
 //! ```text
+//! identity    what ranks must have in common to meet, and how it differs
 //! bootstrap   connects every rank with every other, through rank 0; compares job, round and settings
 //! peer_stream one operation's bytes to and from one peer; waiting, deadlines, lost peers
 //! pairwise    sums of small buffers, broadcast
@@ -15,6 +16,7 @@
 //! with NCCL and Gloo: the network between workers must be a trusted one.
 
 mod bootstrap;
+pub mod identity;
 mod ordered;
 mod pairwise;
 mod peer_stream;

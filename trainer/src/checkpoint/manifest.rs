@@ -2,14 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::optimizer::PREFIXES;
+
 /// The newest format this program writes, and the only one it reads.
 pub const FORMAT: u32 = 1;
 
 /// Most bytes under one checksum: as many are held while they are compared.
 const LARGEST_CHUNK: u64 = 64 << 20;
-
-/// How the names of the optimizer's tensors begin.
-const OPTIMIZER: &str = "adamw.";
 
 /// The file that makes a folder a checkpoint. Its JSON is documented by these fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +72,7 @@ pub struct Entry {
 impl Entry {
     /// Whether it is one of the model's parameters, and not of the optimizer's numbers.
     pub fn is_parameter(&self) -> bool {
-        !self.name.starts_with(OPTIMIZER)
+        !PREFIXES.iter().any(|prefix| self.name.starts_with(prefix))
     }
 }
 

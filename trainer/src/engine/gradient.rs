@@ -356,7 +356,7 @@ mod tests {
 
     use super::*;
     use crate::data::SampleError;
-    use crate::model::Tensor;
+    use crate::model::{Rule, Tensor};
 
     /// Its gradient is the samples' sum and their number.
     struct Sum([Tensor; 1]);
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn pieces_are_no_larger_than_the_micro_batch_and_none_is_left_out() {
-        let model = Sum([Tensor { name: "sum".into(), shape: vec![2], range: 0..2, decays: false }]);
+        let model = Sum([Tensor { name: "sum".into(), shape: vec![2], range: 0..2, rule: Rule::of_shape(&[2]) }]);
         let (order, stop) = (Order::new(1, 40), Stop::default());
         for (micro, threads, largest) in
             [(None, 1, 13), (Some(1), 1, 1), (Some(4), 3, 4), (Some(5), 2, 5), (Some(50), 1, 13)]

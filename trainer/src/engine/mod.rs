@@ -27,7 +27,7 @@ use elastic_cuda::CudaError;
 use tracing::{info, warn};
 
 pub(crate) use crate::error::TaskError;
-use crate::model::{AdamW, Model, OnCpusAlone, Tensor};
+use crate::model::{Model, OnCpusAlone, Optimizer, Stride, Tensor};
 use crate::settings::device::{Device, Precision};
 use crate::settings::{Environment, Settings};
 use gradient::GradientTask;
@@ -155,12 +155,20 @@ pub(crate) enum EngineError {
 
 /// How to move along a gradient.
 pub(crate) struct Advance<'a> {
-    pub(crate) rule: AdamW,
+    pub(crate) optimizer: &'a Optimizer,
     pub(crate) tensors: &'a [Tensor],
+    pub(crate) rate: f32,
     /// What makes the mean of the summed gradient.
-    pub(crate) scale: f32,
+    pub(crate) mean: f32,
     /// The greatest norm that the mean may have.
     pub(crate) clip: Option<f32>,
+}
+
+impl Advance<'_> {
+    /// The step after `done` steps, along a gradient that is multiplied by `scale`.
+    fn stride(&self, done: u64, scale: f32) -> Stride {
+        Stride { step: done + 1, rate: self.rate, mean: self.mean, scale }
+    }
 }
 
 /// The device that was asked for cannot be had.
@@ -172,6 +180,9 @@ pub enum DeviceError {
     /// The model cannot be computed on CPUs.
     #[error(transparent)]
     Task(#[from] TaskError),
+    /// What was asked for is no work for GPUs.
+    #[error("GPUs step only by AdamW, at one learning rate: {0}")]
+    ByAdamWAlone(String),
     /// What was asked for is no work for CPUs.
     #[error("CPUs compute only in f32")]
     InF32Alone,

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::Tensor;
 use super::matmul::{Matrix, multiply};
 use super::pointwise::{add_bias, sum_rows};
+use super::{Rule, Tensor};
 
 /// Where a weight and its bias lie in the flat parameters: the bias follows the weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl TensorLayout {
     pub(super) fn push(&mut self, name: String, shape: Vec<usize>) -> Range<usize> {
         let start = self.0.last().map_or(0, |tensor| tensor.range.end);
         let range = start..start + shape.iter().product::<usize>();
-        self.0.push(Tensor { name, decays: shape.len() > 1, shape, range: range.clone() });
+        self.0.push(Tensor { name, rule: Rule::of_shape(&shape), shape, range: range.clone() });
         range
     }
 

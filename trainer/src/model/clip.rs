@@ -1,14 +1,19 @@
 //! A bound for the gradient's norm.
 
+use std::ops::Range;
+
 use pulp::Arch;
+
+use super::{Rule, Tensor};
 
 /// Numbers that are added side by side: a fixed order, so that equal gradients have equal norms on every rank.
 const LANES: usize = 8;
 
 /// The factor for a gradient: `scale`, or less if its Euclidean norm would then be above `most`. It is that of
 /// `torch.nn.utils.clip_grad_norm_` (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013).
-pub(crate) fn clipped(gradient: &[f32], scale: f32, most: f32) -> f32 {
-    bounded(norm(gradient), scale, most)
+pub(crate) fn clipped(gradient: &[f32], tensors: &[Tensor], scale: f32, most: f32) -> f32 {
+    let squares = stretches(tensors).into_iter().map(|stretch| squares(&gradient[stretch]));
+    bounded(squares.sum::<f64>().sqrt(), scale, most)
 }
 
 /// The same for a gradient with this norm.
@@ -17,8 +22,20 @@ pub(crate) fn bounded(norm: f64, scale: f32, most: f32) -> f32 {
     (f64::from(scale) * (f64::from(most) / (norm + 1e-6)).min(1.0)) as f32
 }
 
-/// The Euclidean norm. In `f64` the square of an `f32` neither overflows nor vanishes.
-fn norm(gradient: &[f32]) -> f64 {
+/// The stretches of the flat parameters that the optimizer moves: all but averages.
+fn stretches(tensors: &[Tensor]) -> Vec<Range<usize>> {
+    let mut stretches: Vec<Range<usize>> = Vec::new();
+    for Tensor { range, .. } in tensors.iter().filter(|tensor| matches!(tensor.rule, Rule::Optimize { .. })) {
+        match stretches.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => stretches.push(range.clone()),
+        }
+    }
+    stretches
+}
+
+/// The sum of the squares. In `f64` the square of an `f32` neither overflows nor vanishes.
+fn squares(gradient: &[f32]) -> f64 {
     let (whole, rest) = gradient.as_chunks::<LANES>();
     let mut sums = [0.0f64; LANES];
     Arch::new().dispatch(|| {
@@ -27,7 +44,7 @@ fn norm(gradient: &[f32]) -> f64 {
         }
     });
     let rest: f64 = rest.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
-    (sums.iter().sum::<f64>() + rest).sqrt()
+    sums.iter().sum::<f64>() + rest
 }
 
 #[cfg(test)]
@@ -40,12 +57,22 @@ mod tests {
         for (scale, most, wanted) in
             [(1.0, 1.0, 0.2), (0.5, 1.0, 0.2), (1.0, 10.0, 1.0), (0.5, 2.6, 0.5), (2.0, 5.0, 1.0)]
         {
-            let found = clipped(&[3.0, 4.0], scale, most);
+            let found = clipped(&[3.0, 4.0], &Tensor::sequence([("w", vec![2])]), scale, most);
             assert!((found - wanted).abs() < 1e-6, "{scale} {most}: {found}, not {wanted}");
         }
-        assert_eq!(clipped(&[0.0; 20], 1.0, 1.0), 1.0);
+        let two = Tensor::sequence([("w", vec![4, 4]), ("b", vec![4])]);
+        assert_eq!(clipped(&[0.0; 20], &two, 1.0, 1.0), 1.0);
         // A gradient within its bound keeps its bits.
-        assert_eq!(clipped(&[0.1; 20], 1.0 / 3.0, 1.0).to_bits(), (1.0f32 / 3.0).to_bits());
+        assert_eq!(clipped(&[0.1; 20], &two, 1.0 / 3.0, 1.0).to_bits(), (1.0f32 / 3.0).to_bits());
+    }
+
+    #[test]
+    fn averages_are_no_part_of_the_norm() {
+        let mut tensors = Tensor::sequence([("a", vec![1]), ("running", vec![2]), ("b", vec![1]), ("c", vec![1])]);
+        tensors[1].rule = Rule::Average { momentum: 0.1 };
+        assert_eq!(stretches(&tensors), [0..1, 3..5]);
+        let found = clipped(&[3.0, 1e9, 1e9, 4.0, 0.0], &tensors, 1.0, 1.0);
+        assert!((found - 0.2).abs() < 1e-6, "{found}");
     }
 
     #[test]
@@ -54,8 +81,8 @@ mod tests {
             let numbers: Vec<f32> = (1..=count).map(|number| number as f32).collect();
             // 1² + … + n² = n (n + 1) (2 n + 1) / 6
             let wanted = f64::from(count * (count + 1) * (2 * count + 1) / 6).sqrt();
-            assert!((norm(&numbers) - wanted).abs() < 1e-9, "{count}");
+            assert!((squares(&numbers).sqrt() - wanted).abs() < 1e-9, "{count}");
         }
-        assert!((norm(&[3e38, f32::MAX]) / 1e38 - 4.536).abs() < 0.01);
+        assert!((squares(&[3e38, f32::MAX]).sqrt() / 1e38 - 4.536).abs() < 0.01);
     }
 }

@@ -12,13 +12,17 @@ pub(crate) mod clip;
 pub mod gpt;
 mod matmul;
 pub mod mlp;
+pub(crate) mod optimizer;
 mod pointwise;
 mod rate;
+mod sgd;
 
-pub use adamw::{AdamW, Moved};
+pub use adamw::AdamW;
 pub use gpt::Gpt;
 pub use mlp::{Mlp, Rows};
+pub use optimizer::{Moved, Optimizer, Stride};
 pub use rate::{Course, Rate};
+pub use sgd::Sgd;
 
 use std::ops::{Deref, DerefMut, Range};
 
@@ -57,7 +61,8 @@ pub trait Model: Sync {
     fn replica(&self) -> Result<Self::Replica>;
 
     /// Returns the batch's loss, summed over its samples, and overwrites `gradient` with the derivative of that sum by
-    /// each parameter. The trainer divides both. There is at least one sample.
+    /// each parameter, or with a sum for an [average](Rule::Average). The trainer divides all of it. There is at least
+    /// one sample.
     fn gradient(
         &self,
         step: &Step<'_>,
@@ -170,7 +175,7 @@ pub struct Sums {
 pub struct OnCpusAlone(pub String);
 
 /// A named piece of the flat parameters.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
     /// As PyTorch would name it.
     pub name: String,
@@ -178,18 +183,71 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Where it lies in the flat parameters.
     pub range: Range<usize>,
-    /// Whether weight decay applies: to matrices, not to biases.
-    pub decays: bool,
+    /// How a step changes it.
+    pub rule: Rule,
+}
+
+/// How a step changes a tensor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rule {
+    /// The optimizer moves it along its gradient.
+    Optimize {
+        /// How fast.
+        group: ParameterGroup,
+    },
+    /// It follows an average over the samples, such as batch norm's statistics. Where its gradient would lie,
+    /// [`Model::gradient`] writes a sum over the batch's samples (times the [units](crate::data::Unit) of a sample).
+    /// Over all ranks that becomes the step's mean, and the tensor `(1 − momentum) · tensor + momentum · mean`, as in
+    /// PyTorch's `BatchNorm`. It has no part in the gradient's norm.
+    Average {
+        /// How much of a step's mean it takes.
+        momentum: f32,
+    },
+}
+
+/// Tensors that the optimizer moves alike: factors of `--lr` and `--weight-decay`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ParameterGroup {
+    /// Factor of the learning rate.
+    pub rate: f32,
+    /// Factor of the weight decay.
+    pub decay: f32,
+}
+
+impl ParameterGroup {
+    /// Matrices: the flags' rate and decay.
+    pub const DECAYED: ParameterGroup = ParameterGroup { rate: 1.0, decay: 1.0 };
+    /// Biases and norms: the flag's rate, without decay.
+    pub const PLAIN: ParameterGroup = ParameterGroup { rate: 1.0, decay: 0.0 };
+}
+
+/// The rules that do not follow from their tensors' shapes, in words for the run's identity.
+pub(crate) fn rules_of(tensors: &[Tensor]) -> String {
+    let own = tensors.iter().filter(|tensor| tensor.rule != Rule::of_shape(&tensor.shape));
+    let own: Vec<String> = own.map(|tensor| format!("{} {:?}", tensor.name, tensor.rule)).collect();
+    if own.is_empty() { String::new() } else { format!("(rules {:08x})", crc32c::crc32c(own.join(",").as_bytes())) }
+}
+
+impl Rule {
+    /// That of a tensor of this shape, unless its model says otherwise: tensors of more than one dimension decay.
+    pub fn of_shape(shape: &[usize]) -> Rule {
+        Rule::Optimize { group: if shape.len() > 1 { ParameterGroup::DECAYED } else { ParameterGroup::PLAIN } }
+    }
 }
 
 impl Tensor {
-    /// Tensors of these names and shapes, one after the other. Those of more than one dimension decay.
+    /// Tensors of these names and shapes, one after the other. Their rules follow from their [shapes](Rule::of_shape).
     pub fn sequence<'a>(pieces: impl IntoIterator<Item = (&'a str, Vec<usize>)>) -> Vec<Tensor> {
         let mut layout = TensorLayout::default();
         for (name, shape) in pieces {
             layout.push(name.to_owned(), shape);
         }
         layout.tensors()
+    }
+
+    /// The name of the tensor that a number of the flat parameters belongs to.
+    pub(crate) fn name_at(tensors: &[Tensor], number: usize) -> String {
+        tensors.iter().find(|tensor| tensor.range.contains(&number)).map_or(String::new(), |tensor| tensor.name.clone())
     }
 }
 

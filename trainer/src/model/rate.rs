@@ -1,5 +1,7 @@
 //! The learning rate of a step: a function of its number, so that no history can change it.
 
+use std::fmt;
+
 /// How the rate continues once it has risen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Course {
@@ -7,6 +9,18 @@ pub enum Course {
     Constant,
     /// It falls to --lr-min along half a cosine, by the last step
     Cosine,
+    /// It falls to --lr-min evenly, by the last step
+    Linear,
+}
+
+impl fmt::Display for Course {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Course::Constant => "constant",
+            Course::Cosine => "cosine",
+            Course::Linear => "linear",
+        })
+    }
 }
 
 /// A rate that rises linearly from zero, then follows its course.
@@ -26,21 +40,22 @@ pub struct Rate {
 
 impl Rate {
     /// The rate of a step, counted from 1. Rises as `torch.optim.lr_scheduler.LinearLR` with a start factor of
-    /// 1/`warmup`, and falls as `CosineAnnealingLR` over the steps that remain (Loshchilov and Hutter, "SGDR", 2017).
+    /// 1/`warmup`; falls over the steps that remain, as `CosineAnnealingLR` (Loshchilov and Hutter, "SGDR", 2017) or
+    /// `LinearLR`.
     pub fn of(&self, step: u64) -> f32 {
         let done = step.saturating_sub(1);
         let (highest, lowest) = (f64::from(self.highest), f64::from(self.lowest));
         if done < self.warmup {
             return (highest * step as f64 / self.warmup as f64) as f32;
         }
-        match self.course {
-            Course::Constant => self.highest,
-            Course::Cosine => {
-                let (fallen, fall) = (done - self.warmup, self.steps.saturating_sub(self.warmup).max(1));
-                let share = fallen.min(fall) as f64 / fall as f64;
-                (lowest + (highest - lowest) * (1.0 + (std::f64::consts::PI * share).cos()) / 2.0) as f32
-            }
-        }
+        let (fallen, fall) = (done - self.warmup, self.steps.saturating_sub(self.warmup).max(1));
+        let share = fallen.min(fall) as f64 / fall as f64;
+        let left = match self.course {
+            Course::Constant => return self.highest,
+            Course::Cosine => (1.0 + (std::f64::consts::PI * share).cos()) / 2.0,
+            Course::Linear => 1.0 - share,
+        };
+        (lowest + (highest - lowest) * left) as f32
     }
 }
 

@@ -1,12 +1,14 @@
 //! The flags of any training, and the environment that an agent gives its worker.
 
 pub mod device;
+pub(crate) mod identity;
 pub mod resume;
 
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, FromArgMatches, ValueEnum};
 use elastic_collective::Patience;
 #[cfg(feature = "cuda")]
@@ -14,8 +16,9 @@ use elastic_cuda::Surroundings;
 
 use crate::checkpoint::retention::Retention;
 use crate::data::Schedule;
-use crate::model::{Course, Rate};
+use crate::model::{AdamW, Course, Optimizer, Rate, Sgd};
 use device::{Device, Precision};
+use identity::CHANGEABLE;
 use resume::Resume;
 
 /// Beyond these a number of steps or shards no longer fits, or threads only hinder each other.
@@ -43,27 +46,48 @@ pub struct Settings {
     /// order, so a run must continue with the same value [default: all of a shard]
     #[arg(long, value_name = "SAMPLES")]
     pub micro_batch: Option<NonZeroUsize>,
-    /// Learning rate of AdamW
+    /// How parameters move along the gradient, as in PyTorch. On GPUs, adamw alone
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = OptimizerName::AdamW)]
+    pub optimizer: OptimizerName,
+    /// Learning rate
     #[arg(long, value_name = "RATE", default_value = "0.001", value_parser = positive)]
     pub lr: f32,
-    /// Course of the learning rate after the warm-up. With cosine, a run can only continue with the same --epochs
-    /// or --max-steps
+    /// Course of the learning rate after the warm-up. If it falls, a run can only continue with the same --epochs or
+    /// --max-steps
     #[arg(long, value_enum, value_name = "COURSE", default_value_t = Course::Constant)]
     pub schedule: Course,
     /// Steps in which the learning rate rises evenly: step 1 has --lr / STEPS, step STEPS has --lr
     #[arg(long, value_name = "STEPS", default_value_t = 0)]
     pub warmup_steps: u64,
-    /// Learning rate that --schedule cosine falls to: after step W = --warmup-steps, step s of n has
-    /// lr-min + (lr - lr-min) * (1 + cos(pi * (s - 1 - W) / (n - W))) / 2
+    /// Learning rate that --schedule falls to. After step W = --warmup-steps, at q = (s - 1 - W) / (n - W), step s of n
+    /// has lr-min + (lr - lr-min) * (1 + cos(pi * q)) / 2 with cosine, and lr-min + (lr - lr-min) * (1 - q) with linear
     #[arg(long, value_name = "RATE", default_value = "0", value_parser = not_negative)]
     pub lr_min: f32,
     /// Scale a step's gradient (the mean over all its samples) down to this Euclidean norm if its norm is larger. All
     /// workers compute the same norm, because they hold the same gradient [default: no clipping]
     #[arg(long, value_name = "NORM", value_parser = positive)]
     pub clip: Option<f32>,
-    /// Weight decay of AdamW
-    #[arg(long, value_name = "SHARE", default_value = "0.01", value_parser = not_negative)]
+    /// Weight decay of matrices [default with sgd: 0]
+    #[arg(
+        long,
+        value_name = "SHARE",
+        default_value = "0.01",
+        default_value_if("optimizer", "sgd", "0"),
+        value_parser = not_negative
+    )]
     pub weight_decay: f32,
+    /// How slowly adamw forgets the gradient, and its square
+    #[arg(long, value_name = "BETA1,BETA2", default_value = "0.9,0.999", value_parser = two_shares)]
+    pub betas: [f32; 2],
+    /// What adamw adds to the root of the square, so that nothing is divided by zero
+    #[arg(long, value_name = "NUMBER", default_value = "1e-8", value_parser = positive)]
+    pub eps: f32,
+    /// Momentum of sgd, without dampening
+    #[arg(long, value_name = "SHARE", default_value = "0", value_parser = share)]
+    pub momentum: f32,
+    /// Nesterov's momentum, for sgd
+    #[arg(long)]
+    pub nesterov: bool,
     /// Seed of the first parameters and of the order of the samples
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -100,6 +124,13 @@ pub struct Settings {
     /// or that of step STEP, with the same flags
     #[arg(long, value_name = "auto|never|DIR[@STEP]", default_value_t = Resume::Auto)]
     pub resume: Resume,
+    /// Parameters to begin with at step 0, instead of the model's own: a file that has its tensors, by their names and
+    /// shapes, in f32. A run must continue with the same
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub init: Option<PathBuf>,
+    /// Flags that may differ from those of the checkpoint that training resumes from
+    #[arg(long, value_name = "FLAG,…", value_delimiter = ',', value_parser = PossibleValuesParser::new(CHANGEABLE))]
+    pub change: Vec<String>,
     /// Steps between two snapshots of the state in the memory of the node's agent. If all workers die at once, training
     /// continues from the newest. Takes twice the state's size on each node; 0 for none
     #[arg(long, value_name = "STEPS", default_value_t = 10)]
@@ -137,6 +168,17 @@ pub struct Settings {
     pub form_timeout: Duration,
 }
 
+/// Which optimizer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerName {
+    /// AdamW
+    #[default]
+    #[value(name = "adamw")]
+    AdamW,
+    /// Stochastic gradient descent
+    Sgd,
+}
+
 /// How workers on GPUs sum their gradients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Collectives {
@@ -159,27 +201,28 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What determines a step's result in a run of `steps`: these settings, and the words for the model and the data.
-    /// Training may only continue with the same.
-    pub fn of_a_step(&self, model: &str, data: &str, steps: u64) -> String {
-        let Settings { batch, shards, lr, weight_decay, seed, .. } = self;
-        let mut words = format!("{model} --batch {batch} --shards {shards} --lr {lr} --weight-decay {weight_decay}");
-        if let Some(samples) = self.micro_batch {
-            words += &format!(" --micro-batch {samples}");
+    /// The optimizer.
+    pub fn optimizer(&self) -> Optimizer {
+        let Settings { betas: [beta1, beta2], eps: epsilon, weight_decay: decay, momentum, nesterov, .. } = *self;
+        match self.optimizer {
+            OptimizerName::AdamW => Optimizer::AdamW(AdamW { beta1, beta2, epsilon, decay }),
+            OptimizerName::Sgd => Optimizer::Sgd(Sgd { momentum, nesterov, decay }),
         }
-        if self.warmup_steps > 0 {
-            words += &format!(" --warmup-steps {}", self.warmup_steps);
+    }
+
+    /// Two settings that contradict each other, if there are such.
+    pub(crate) fn contradiction(&self) -> Option<&'static str> {
+        let of_adamw = self.betas == [0.9, 0.999] && self.eps == 1e-8;
+        match self.optimizer {
+            _ if self.init.is_some() && matches!(self.resume, Resume::From { .. }) => {
+                Some("--init and --resume both say where to begin")
+            }
+            OptimizerName::AdamW if self.momentum > 0.0 => Some("--momentum needs --optimizer sgd"),
+            OptimizerName::AdamW if self.nesterov => Some("--nesterov needs --optimizer sgd"),
+            OptimizerName::Sgd if self.nesterov && self.momentum == 0.0 => Some("--nesterov needs --momentum"),
+            OptimizerName::Sgd if !of_adamw => Some("--betas and --eps need --optimizer adamw"),
+            _ => None,
         }
-        if self.schedule == Course::Cosine {
-            words += &format!(" --schedule cosine --lr-min {} (over {steps} steps)", self.lr_min);
-        }
-        if let Some(norm) = self.clip {
-            words += &format!(" --clip {norm}");
-        }
-        if self.precision == Precision::Bf16 {
-            words += " --precision bf16";
-        }
-        format!("{words} --seed {seed} {data}")
     }
 
     /// The first setting that is beyond what any machine has, if there is one.
@@ -229,6 +272,16 @@ fn positive(text: &str) -> Result<f32, String> {
 
 pub(crate) fn not_negative(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|&value: &f32| value.is_finite() && value >= 0.0).ok_or("must be 0 or more".to_owned())
+}
+
+/// Less than all.
+fn share(text: &str) -> Result<f32, String> {
+    not_negative(text).ok().filter(|share| *share < 1.0).ok_or("must be 0 or more, and less than 1".to_owned())
+}
+
+fn two_shares(text: &str) -> Result<[f32; 2], String> {
+    let (first, second) = text.split_once(',').ok_or("must be two numbers, such as 0.9,0.999")?;
+    Ok([share(first.trim())?, share(second.trim())?])
 }
 
 fn patience(text: &str) -> Result<Duration, String> {
@@ -358,29 +411,6 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_fixed_by_all_that_changes_its_result() {
-        let words = |change: fn(&mut Settings)| {
-            let mut settings = Settings::default();
-            change(&mut settings);
-            settings.of_a_step("--model", "(data)", 70)
-        };
-        let plain = "--model --batch 64 --shards 8 --lr 0.001 --weight-decay 0.01 --seed 0 (data)";
-        assert_eq!(words(|_| ()), plain);
-        assert_eq!(words(|settings| settings.threads = 3.try_into().unwrap()), plain);
-        assert_eq!(words(|settings| settings.epochs = 3.try_into().unwrap()), plain);
-        assert_eq!(words(|settings| settings.bucket_mb = 1.0), plain);
-        for (change, said) in [
-            ((|settings| settings.micro_batch = 4.try_into().ok()) as fn(&mut Settings), "--micro-batch 4"),
-            (|settings| settings.warmup_steps = 9, "--warmup-steps 9"),
-            (|settings| settings.schedule = Course::Cosine, "--schedule cosine --lr-min 0 (over 70 steps)"),
-            (|settings| settings.clip = Some(0.5), "--clip 0.5"),
-            (|settings| settings.precision = Precision::Bf16, "--precision bf16"),
-        ] {
-            assert!(words(change).contains(&format!("--weight-decay 0.01 {said} --seed")), "{}", words(change));
-        }
-    }
-
-    #[test]
     fn numbers_beyond_every_machine_are_refused() {
         let beyond = |change: fn(&mut Settings)| {
             let mut settings = Settings::default();
@@ -396,6 +426,33 @@ mod tests {
         ] {
             assert_eq!(beyond(change).as_deref(), Some(said));
         }
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_refused() {
+        let said = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.contradiction().unwrap_or_default()
+        };
+        let sgd = |settings: &mut Settings| settings.optimizer = OptimizerName::Sgd;
+        assert_eq!((said(|_| ()), said(sgd)), ("", ""));
+        assert!(said(|settings| settings.momentum = 0.9).starts_with("--momentum needs"));
+        assert!(said(|settings| settings.nesterov = true).starts_with("--nesterov needs --optimizer"));
+        assert!(
+            said(|settings| (settings.optimizer, settings.nesterov) = (OptimizerName::Sgd, true))
+                .ends_with("--momentum")
+        );
+        assert!(
+            said(|settings| (settings.optimizer, settings.eps) = (OptimizerName::Sgd, 1e-6)).starts_with("--betas")
+        );
+        assert!(
+            said(|settings| {
+                settings.init = Some("first.safetensors".into());
+                settings.resume = "/other".parse().unwrap();
+            })
+            .starts_with("--init and --resume")
+        );
     }
 
     #[test]

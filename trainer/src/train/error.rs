@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use elastic_collective::CollectiveError;
+use elastic_collective::identity::{Difference, listed};
 #[cfg(feature = "cuda")]
 use elastic_cuda::CudaError;
 use elastic_proto::worker::FailureClass;
@@ -16,6 +17,7 @@ use crate::engine::state::State;
 use crate::engine::{DeviceError, EngineError, TaskError};
 use crate::model::Tensor;
 use crate::settings::device::{Device, Precision};
+use crate::settings::identity::advice;
 
 /// Why training ended early.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +31,25 @@ pub enum TrainError {
     /// A setting is too large.
     #[error("{0}; choose a smaller number")]
     Beyond(String),
+    /// Settings contradict each other.
+    #[error("{0}; change one of these flags")]
+    Contradiction(&'static str),
+    /// The file of first parameters cannot be read.
+    #[error("cannot read --init {}: {cause}", path.display())]
+    Init {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// The file of first parameters is not this model's.
+    #[error("cannot begin with --init {}: {cause}; use a file of this model's parameters", path.display())]
+    InitUnfit {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: String,
+    },
     /// The device that was asked for cannot be had.
     #[error(
         "cannot use --device {device}{}: {cause}; {}--device auto uses the CPU then",
@@ -77,16 +98,16 @@ pub enum TrainError {
     },
     /// The checkpoint is another run's.
     #[error(
-        "checkpoint of step {step} was trained with {theirs}; this run has {ours}; use the same flags, or another \
-        --checkpoint-dir"
+        "this run does not continue the checkpoint of step {step}: it has {}; use the same flags, or another \
+        --checkpoint-dir{}",
+        listed(differences),
+        advice(differences)
     )]
     OtherSettings {
         /// Its step.
         step: u64,
-        /// Its flags.
-        theirs: String,
-        /// The flags of this run.
-        ours: String,
+        /// What differs.
+        differences: Vec<Difference>,
     },
     /// The checkpoint is another model's.
     #[error(
@@ -224,9 +245,9 @@ impl From<AgentError> for TrainError {
 }
 
 impl TrainError {
-    /// The state of `step` is not finite at this number of it.
-    pub(super) fn not_finite(step: u64, tensors: &[Tensor], number: usize) -> TrainError {
-        TrainError::NotFinite { step, tensor: State::name_at(tensors, number) }
+    /// The state is not finite at this number of it.
+    pub(super) fn not_finite(state: &State, tensors: &[Tensor], number: usize) -> TrainError {
+        TrainError::NotFinite { step: state.step, tensor: state.name_at(tensors, number) }
     }
 
     /// Whether the process has to end: NCCL keeps a thread of it, or the GPU hangs. Such a program says why and ends at
@@ -263,6 +284,8 @@ impl TrainError {
             | TrainError::NotFinite { .. }
             | TrainError::Unusable(_)
             | TrainError::Beyond(_)
+            | TrainError::Contradiction(_)
+            | TrainError::InitUnfit { .. }
             | TrainError::OtherSettings { .. }
             | TrainError::OtherTensors { .. }
             | TrainError::Checkpoint(CheckpointError::Anothers { .. } | CheckpointError::Occupied { .. }) => {

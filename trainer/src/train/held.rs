@@ -10,7 +10,7 @@ use crate::checkpoint::manifest::Position;
 use crate::checkpoint::snapshot::{LastStep, SnapshotHeader};
 use crate::engine::state::State;
 use crate::engine::{Engine, EngineError};
-use crate::model::Model;
+use crate::model::{Model, Optimizer};
 
 /// A worker's state.
 pub(super) struct Held<'a, M: Model> {
@@ -34,8 +34,8 @@ pub(super) enum Holding {
 }
 
 impl<'a, M: Model> Held<'a, M> {
-    pub(super) fn nothing(engine: Box<dyn Engine<M> + 'a>, model: &M) -> Held<'a, M> {
-        Held { engine, state: State::room(model.parameters()), holding: Holding::Nothing, last: None }
+    pub(super) fn nothing(engine: Box<dyn Engine<M> + 'a>, model: &M, optimizer: &Optimizer) -> Held<'a, M> {
+        Held { engine, state: State::room(model.parameters(), optimizer), holding: Holding::Nothing, last: None }
     }
 
     /// Whether there is a whole state.

@@ -29,7 +29,6 @@ use crate::checkpoint::snapshot::{Layout, SnapshotHeader};
 use crate::checkpoint::snapshot_slots::{Rescued, SnapshotSlots};
 use crate::checkpoint::writer::{ReservedSlot, WriteMode, Writer};
 use crate::checkpoint::{CheckpointError, Checkpoints, SavingJob};
-use crate::engine::state::State;
 use crate::engine::{EngineError, HostCopy};
 use crate::model::Model;
 use crate::settings::{Environment, Settings};
@@ -177,7 +176,7 @@ impl Keeper {
                 self.slots = slots.or(self.slots.take());
                 if let Some(Rescued { step, state, done }) = rescued.filter(|_| !held.holds()) {
                     info!(step, "found a snapshot in the agent's memory");
-                    held.state = State { step, flat: state };
+                    (held.state.step, held.state.flat) = (step, state);
                     held.taken(Holding::Rescued, done)?;
                 }
             }

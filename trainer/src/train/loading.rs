@@ -17,11 +17,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use elastic_collective::identity::{RunIdentity, listed};
 use elastic_collective::{CollectiveError, Group};
 use tracing::{info, warn};
 
 use super::held::Holding;
-use super::{TrainError, Trainer};
+use super::{Run, TrainError, Trainer};
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::looking::{Found, Search};
 use crate::checkpoint::manifest::Manifest;
@@ -64,14 +65,17 @@ impl<M: Model> Trainer<'_, M> {
         // What this rank may hold is of no use, but its room is.
         self.held.give()?;
         if !self.load(group)? {
-            let first = self.run.model.init(self.run.settings.seed);
-            let first = first.map_err(TaskError::model("make its first parameters"))?;
+            let Run { model, init, settings, .. } = &self.run;
+            let first = match init {
+                Some(file) => file.parameters(model.tensors())?,
+                None => model.init(settings.seed).map_err(TaskError::model("make its first parameters"))?,
+            };
             let (made, parameters) = (first.len(), self.run.model.parameters());
             if made != parameters {
                 let cause = format!("it makes {made} first parameters instead of {parameters}");
                 return Err(TrainError::Unusable(cause));
             }
-            self.held.state = State::new(first);
+            self.held.state = State::new(first, &self.run.optimizer);
         }
         Ok(self.held.taken(Holding::Reached, None)?)
     }
@@ -182,7 +186,7 @@ impl<M: Model> Trainer<'_, M> {
         });
         if self.held.state.flat.is_empty() {
             // A state that comes from others needs the room.
-            self.held.state = State::room(self.run.model.parameters());
+            self.held.state = State::room(self.run.model.parameters(), &self.run.optimizer);
         }
         read
     }
@@ -190,11 +194,16 @@ impl<M: Model> Trainer<'_, M> {
     /// Fails where a checkpoint is another run's.
     fn check_own(&self, manifest: &Manifest) -> Result<(), TrainError> {
         let Manifest { step, settings, tensors, state_bytes, .. } = manifest;
-        let (step, ours) = (*step, &self.run.words);
-        if settings != ours {
-            return Err(TrainError::OtherSettings { step, theirs: settings.clone(), ours: ours.clone() });
+        let step = *step;
+        let differences = self.run.identity.differences(&RunIdentity::parse(settings));
+        let left = self.run.settings.not_meant(&differences);
+        if !left.is_empty() {
+            return Err(TrainError::OtherSettings { step, differences: left });
         }
-        let own = State::entries(self.run.model.tensors());
+        if !differences.is_empty() {
+            info!(step, "continues a checkpoint with {}, as --change says", listed(&differences));
+        }
+        let own = State::entries(self.run.model.tensors(), &self.run.optimizer);
         let bytes = size_of_val(&self.held.state.flat[..]) as u64;
         if *tensors == own && *state_bytes == bytes {
             return Ok(());
@@ -216,7 +225,7 @@ impl<M: Model> Trainer<'_, M> {
     fn resumed(&mut self, step: u64) -> Result<(), TrainError> {
         self.held.state.step = step;
         if let Some(number) = first_not_finite(&self.held.state.flat) {
-            return Err(TrainError::not_finite(step, self.run.model.tensors(), number));
+            return Err(TrainError::not_finite(&self.held.state, self.run.model.tensors(), number));
         }
         info!(step, "resumed from a checkpoint");
         if let Some(saving) = self.keeper.saving() {

@@ -8,6 +8,8 @@ use crate::settings::Settings;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Memory {
     parameters: u64,
+    /// What the optimizer keeps.
+    optimizer: u64,
     /// What a pass keeps, in all threads.
     activations: Option<u64>,
     /// Of the node: two copies of the state.
@@ -18,17 +20,18 @@ impl Memory {
     /// Of a rank that trains this model.
     pub(super) fn of<M: Model>(model: &M, settings: &Settings, has_agent: bool) -> Memory {
         let parameters = (model.parameters() * size_of::<f32>()) as u64;
+        let optimizer = settings.optimizer().kept().len() as u64 * parameters;
         let shard = settings.batch.get().div_ceil(settings.shards.get().into()) as usize;
         let samples = settings.micro_batch.map_or(shard, |most| shard.min(most.get()));
         let activations = model.activation_bytes(samples).map(|bytes| bytes * settings.threads.get() as u64);
-        let snapshots = if has_agent && settings.snapshot_every > 0 { 2 * 3 * parameters } else { 0 };
-        Memory { parameters, activations, snapshots }
+        let snapshots = if has_agent && settings.snapshot_every > 0 { 2 * (parameters + optimizer) } else { 0 };
+        Memory { parameters, optimizer, activations, snapshots }
     }
 
     /// A line for people. A rank sums a gradient beside the one that it computes.
     pub(super) fn line(&self) -> String {
-        let Memory { parameters, activations, snapshots } = *self;
-        let mut parts = vec![("parameters", parameters), ("gradient", 2 * parameters), ("optimizer", 2 * parameters)];
+        let Memory { parameters, optimizer, activations, snapshots } = *self;
+        let mut parts = vec![("parameters", parameters), ("gradient", 2 * parameters), ("optimizer", optimizer)];
         parts.extend(activations.map(|bytes| ("activations about", bytes)));
         if snapshots > 0 {
             parts.push(("the node's snapshots", snapshots));

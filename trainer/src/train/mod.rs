@@ -12,6 +12,7 @@ mod error;
 mod evaluation;
 mod held;
 mod history;
+mod init;
 mod keeper;
 mod loading;
 mod membership;
@@ -36,6 +37,7 @@ pub use error::TrainError;
 pub use observer::{Event, Observer};
 pub(crate) use ready::Ready;
 
+use elastic_collective::identity::RunIdentity;
 use elastic_collective::stop::Stop;
 use elastic_collective::tree::{Node, nodes_of};
 use elastic_collective::{Group, GroupConfig};
@@ -49,11 +51,12 @@ use crate::engine::gradient::{GradientTask, Work};
 use crate::engine::interruption::Interruption;
 use crate::engine::state::State;
 use crate::engine::{Advance, EngineError, Ranks, Reduced, Transport};
-use crate::model::{AdamW, Model, Rate, first_not_finite};
+use crate::model::{Model, Optimizer, Rate, first_not_finite, rules_of};
 use crate::settings::{Environment, Settings};
 use account::Account;
 use held::Held;
 use history::History;
+use init::InitFile;
 use keeper::Keeper;
 use membership::Membership;
 use memory::Memory;
@@ -93,9 +96,12 @@ pub(crate) struct Caller<'a> {
 /// What is trained: the same in all rounds.
 struct Run<'a, M: Model> {
     settings: &'a Settings,
-    /// The flags that fix a step, in words.
-    words: String,
+    /// What fixes a step.
+    identity: RunIdentity,
+    /// Where its first parameters are.
+    init: Option<InitFile>,
     model: &'a M,
+    optimizer: Optimizer,
     data: &'a dyn Data<Batch = M::Batch>,
     order: Order,
     schedule: Schedule,
@@ -128,32 +134,42 @@ impl<'a, M: Model> Trainer<'a, M> {
         ready: Ready<'a, M>,
         caller: Caller<'a>,
     ) -> Trainer<'a, M> {
-        let Ready { model, data, engine } = ready;
+        let Ready { model, data, init, engine } = ready;
         let Caller { rescue, out, observer } = caller;
-        let samples = data.samples();
+        let (samples, optimizer) = (data.samples(), settings.optimizer());
         let schedule = settings.steps(samples);
-        let words = settings.of_a_step(&model.identity(), &data.identity(), schedule.total_steps());
+        let of_file = init.as_ref().map_or(String::new(), InitFile::words);
+        let of_model = format!("{} {} {of_file}", model.identity(), rules_of(model.tensors()));
+        let identity = settings.identity(&of_model, &data.identity(), schedule.total_steps());
         // A checkpoint can resume on any kind of engine; peers must give the same bits.
-        let entries = State::entries(model.tensors());
+        let entries = State::entries(model.tensors(), &optimizer);
         // A model may say of itself what it likes.
         let tensors = crc32c::crc32c(&serde_json::to_vec(&entries).unwrap_or_default());
         let Settings { epochs, bucket_mb, eval_every, .. } = settings;
         let length = settings.max_steps.map_or(format!("--epochs {epochs}"), |steps| format!("--max-steps {steps}"));
-        let mut shared = format!("{words} {length} --bucket-mb {bucket_mb} (tensors {tensors:08x})");
+        let mut shared = identity.clone();
+        shared.say(&format!("{length} --bucket-mb {bucket_mb} (tensors {tensors:08x})"));
         if let (Some(steps), Some(held_out)) = (eval_every, data.held_out()) {
-            shared += &format!(" --eval-every {steps} on {}", held_out.identity());
+            shared.say(&format!("--eval-every {steps} on {}", held_out.identity()));
         }
-        if let Some(kind) = engine.kind() {
-            shared += &format!(" {kind}");
-        }
-        let membership = Membership::new(environment, assignment, agent, stop, shared);
+        shared.say(&engine.kind().unwrap_or_default());
+        let membership = Membership::new(environment, assignment, agent, stop, shared.to_string());
         let job = job_of(settings, environment, &membership.config.job);
-        let layout = Layout::new(&job, &words, &entries);
+        let layout = Layout::new(&job, &identity.to_string(), &entries);
         let now = Instant::now();
         let lines = Lines::new(Printer::new(out), schedule, data, now);
         Trainer {
-            run: Run { settings, words, model, data, order: Order::new(settings.seed, samples), schedule },
-            held: Held::nothing(engine, model),
+            held: Held::nothing(engine, model, &optimizer),
+            run: Run {
+                settings,
+                identity,
+                init,
+                model,
+                optimizer,
+                data,
+                order: Order::new(settings.seed, samples),
+                schedule,
+            },
             keeper: Keeper::new(layout, job, environment, rescue),
             membership,
             history: History::new(settings, Account::new(now), lines, observer),
@@ -320,9 +336,9 @@ impl<'a, M: Model> Trainer<'a, M> {
         if !loss.is_finite() {
             return Err(TrainError::Diverged { step: next });
         }
-        let rule = AdamW::new(rate.of(next), run.settings.weight_decay);
-        let (tensors, clip) = (run.model.tensors(), run.settings.clip);
-        held.engine.advance(&mut held.state, &Advance { rule, tensors, scale: 1.0 / units, clip })?;
+        let (optimizer, tensors, clip) = (&run.optimizer, run.model.tensors(), run.settings.clip);
+        let along = Advance { optimizer, tensors, rate: rate.of(next), mean: 1.0 / units, clip };
+        held.engine.advance(&mut held.state, &along)?;
         let step = held.state.step;
         let GroupConfig { round, world_size, .. } = membership.config;
         held.last = Some(LastStep { round, world_size, loss });
@@ -344,7 +360,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.history.account.saved(Instant::now());
         self.held.give()?;
         if let Some(number) = first_not_finite(&self.held.state.flat) {
-            return Err(TrainError::not_finite(step, self.run.model.tensors(), number));
+            return Err(TrainError::not_finite(&self.held.state, self.run.model.tensors(), number));
         }
         if rank == 0 {
             let History { account, lines: Lines { printer, .. }, .. } = &mut self.history;

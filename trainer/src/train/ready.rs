@@ -3,17 +3,19 @@
 use std::collections::BTreeSet;
 
 use super::TrainError;
+use super::init::InitFile;
 use crate::checkpoint;
 use crate::data::Data;
 use crate::engine::state::State;
 use crate::engine::{self, DeviceError, Engine};
-use crate::model::{Model, Tensor};
+use crate::model::{Model, Optimizer, Tensor};
 use crate::settings::{Collectives, Environment, Settings};
 
 /// What a worker needs whatever its place, and takes long to make.
 pub(crate) struct Ready<'a, M: Model> {
     pub(super) model: &'a M,
     pub(super) data: &'a dyn Data<Batch = M::Batch>,
+    pub(super) init: Option<InitFile>,
     pub(super) engine: Box<dyn Engine<M> + 'a>,
 }
 
@@ -26,11 +28,13 @@ impl<'a, M: Model> Ready<'a, M> {
         data: &'a dyn Data<Batch = M::Batch>,
     ) -> Result<Ready<'a, M>, TrainError> {
         settings.beyond().map_or(Ok(()), |said| Err(TrainError::Beyond(said)))?;
-        check(model, data).map_err(TrainError::Unusable)?;
+        settings.contradiction().map_or(Ok(()), |said| Err(TrainError::Contradiction(said)))?;
+        check(model, &settings.optimizer(), data).map_err(TrainError::Unusable)?;
         if settings.eval_every.is_some() && data.held_out().is_none_or(|held_out| held_out.samples() == 0) {
             let cause = "there are no held-out samples to evaluate it on (--eval-every)";
             return Err(TrainError::Unusable(cause.to_owned()));
         }
+        let init = settings.init.as_deref().map(|path| InitFile::open(path, model.tensors())).transpose()?;
         let (samples, epochs) = (data.samples(), settings.epochs.get());
         let in_epochs = samples.div_ceil(settings.batch.get()).checked_mul(epochs);
         if settings.max_steps.is_none() && in_epochs.is_none() {
@@ -44,12 +48,12 @@ impl<'a, M: Model> Ready<'a, M> {
         if settings.collectives == Collectives::Nccl {
             engine.nccl().map_err(TrainError::NoNccl)?;
         }
-        Ok(Ready { model, data, engine })
+        Ok(Ready { model, data, init, engine })
     }
 }
 
 /// What is wrong with a model or its data.
-fn check<M: Model>(model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<(), String> {
+fn check<M: Model>(model: &M, optimizer: &Optimizer, data: &dyn Data<Batch = M::Batch>) -> Result<(), String> {
     let mut end = 0;
     for Tensor { name, shape, range, .. } in model.tensors() {
         if range.start != end || range.len() != shape.iter().product::<usize>() {
@@ -61,11 +65,12 @@ fn check<M: Model>(model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<(), S
         return Err(format!("its tensors hold {end} numbers, and it has {} parameters", model.parameters()));
     }
     let mut names = BTreeSet::new();
-    if let Some(entry) = State::entries(model.tensors()).into_iter().find(|entry| !names.insert(entry.name.clone())) {
+    let mut entries = State::entries(model.tensors(), optimizer).into_iter();
+    if let Some(entry) = entries.find(|entry| !names.insert(entry.name.clone())) {
         return Err(format!("two of its tensors, or a tensor and the optimizer's, are called {}", entry.name));
     }
     // The state, a gradient and its sum. It is only asked for, not touched.
-    checkpoint::room((5 * end * size_of::<f32>()) as u64)?;
+    checkpoint::room(((3 + optimizer.kept().len()) * end * size_of::<f32>()) as u64)?;
     match data.samples() {
         0 => Err("there are no samples".to_owned()),
         _ => Ok(()),

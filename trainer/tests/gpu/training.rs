@@ -74,6 +74,16 @@ pub(crate) fn losses(trace: &Path) -> Vec<f64> {
     lines.filter(|line| line["event"] == "step").map(|line| line["loss"].as_f64().unwrap()).collect()
 }
 
+#[test]
+fn an_optimizer_that_gpus_lack_is_computed_on_cpus_or_refused() {
+    let flags = format!("{SHORT} --optimizer sgd");
+    let why = "GPUs step only by AdamW, at one learning rate: --optimizer is sgd";
+    let (well, _, logged) = run(&flags, "");
+    assert!(well && logged.contains(&format!("computes on the CPU: {why}")), "{logged}");
+    let refused = refused(&format!("{flags} --device cuda"), "");
+    assert!(refused.contains(why), "{refused}");
+}
+
 fn state(folder: &Path) -> Vec<f32> {
     Checkpoints::new(Host, folder).newest().unwrap().state
 }

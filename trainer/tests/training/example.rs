@@ -1,12 +1,12 @@
 //! The example of a model of one's own, in groups.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use elastic_proto::worker::FailureClass;
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::disk::Host;
-use elastic_trainer::{Elastic, Gradient, Model, Outcome, Result, Settings, Step, Stop, Tensor, TrainError};
+use elastic_trainer::{Elastic, Gradient, Model, Outcome, Result, Rule, Settings, Step, Stop, Tensor, TrainError};
 
 use crate::agent::{Agent, Commits};
 use crate::worker::{environment, free_port, places, together, wait_for};
@@ -14,7 +14,7 @@ use line::{HEIGHT, Line, Points, SLOPE};
 
 #[allow(dead_code)] // Its `main`.
 #[path = "../../examples/line.rs"]
-mod line;
+pub(crate) mod line;
 
 fn settings(epochs: u64) -> Settings {
     Settings { lr: 0.01, epochs: epochs.try_into().unwrap(), ..Settings::default() }
@@ -39,10 +39,12 @@ fn a_model_of_ones_own_trains_to_the_same_bits_in_every_group() {
     assert!(train(3, 6, 2, Some(folder.path())) == alone);
 }
 
-/// A model that on one rank differs from that on the others, as on a faulty machine.
+/// A model that on one rank differs from that on the others, as on a faulty machine: in its first parameters, or in
+/// each step after the first.
 struct Faulty {
     line: Line,
-    tensors: Vec<Tensor>,
+    decaying: Option<Vec<Tensor>>,
+    begun: AtomicBool,
     first: f32,
 }
 
@@ -50,8 +52,8 @@ impl Faulty {
     fn new(first: f32, decays: bool) -> Faulty {
         let line = Line::new();
         let mut tensors = line.tensors().to_vec();
-        tensors.iter_mut().for_each(|tensor| tensor.decays = decays);
-        Faulty { line, tensors, first }
+        tensors.iter_mut().for_each(|tensor| tensor.rule = Rule::of_shape(&[1, 1]));
+        Faulty { line, decaying: decays.then_some(tensors), begun: AtomicBool::new(false), first }
     }
 }
 
@@ -59,7 +61,8 @@ impl Model for Faulty {
     type Batch = Vec<[f32; 2]>;
     type Replica = ();
     fn tensors(&self) -> &[Tensor] {
-        &self.tensors
+        let decaying = self.decaying.as_ref().filter(|_| self.begun.load(Ordering::Relaxed));
+        decaying.map_or(self.line.tensors(), Vec::as_slice)
     }
     fn init(&self, seed: u64) -> Result<Vec<f32>> {
         let mut parameters = self.line.init(seed)?;
@@ -77,6 +80,7 @@ impl Model for Faulty {
         replica: &mut (),
         gradient: &mut Gradient<'_>,
     ) -> Result<f32> {
+        self.begun.store(true, Ordering::Relaxed);
         self.line.gradient(step, parameters, batch, replica, gradient)
     }
 }
@@ -145,7 +149,7 @@ fn a_model_that_contradicts_itself_is_refused() {
             panic!("it must not come to this")
         }
     }
-    let gap = Tensor { name: "late".into(), shape: vec![2], range: 1..3, decays: false };
+    let gap = Tensor { name: "late".into(), shape: vec![2], range: 1..3, rule: Rule::of_shape(&[2]) };
     for (tensors, first, points, said) in [
         (vec![gap], 3, 9, "tensor late of shape [2] lies at 1..3, after 0 parameters"),
         (Vec::new(), 0, 9, "its tensors hold 0 numbers"),

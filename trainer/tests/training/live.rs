@@ -9,7 +9,7 @@ use crate::agent::{assignment, start_group, start_member};
 use crate::worker::{Worker, checksum, last_step, places, trace, train, wait_for};
 
 /// Training that takes longer than a test needs to strike, also on an idle machine.
-const FLAGS: &str = "--epochs 400 --hidden 32";
+const FLAGS: &str = "--epochs 400 --hidden 32 --optimizer sgd --momentum 0.9 --nesterov --lr 0.01";
 
 /// Time to quiesce, far more than a test needs.
 const AMPLE: Duration = Duration::from_secs(40);

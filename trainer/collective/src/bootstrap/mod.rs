@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
 use super::{CollectiveError, GroupConfig};
+use crate::identity::{RunIdentity, listed};
 use crate::stop::{GLANCE, Stop};
 
 /// The start of each message, which distinguishes a peer from another program.
@@ -221,8 +222,9 @@ impl Bootstrap<'_> {
         } else if hello.world_size != *world_size {
             Err(format!("this world has {world_size} ranks, not {}", hello.world_size))
         } else if hello.settings != shortened(settings.clone()) {
-            let (ours, theirs) = (shortened(settings.clone()), &hello.settings);
-            Err(format!("rank {rank} runs with {ours}; rank {rank_there} with {theirs}"))
+            let read = |words: &str| RunIdentity::parse(words);
+            let differences = read(&shortened(settings.clone())).differences(&read(&hello.settings));
+            Err(format!("rank {rank} does not run the same as rank {rank_there}, but {}", listed(&differences)))
         } else if !expected.contains(&rank_there) {
             Err(format!("rank {rank} does not expect a rank {rank_there}"))
         } else if links[rank_there].is_some() {

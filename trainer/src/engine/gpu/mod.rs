@@ -4,6 +4,8 @@
 mod batches;
 mod overlap;
 
+use std::ops::Range;
+
 use elastic_collective::Group;
 use elastic_collective::tree::Node;
 use elastic_cuda::{
@@ -16,7 +18,7 @@ use super::nccl::Nccl;
 use super::state::State;
 use super::{Advance, DeviceError, Engine, EngineError, Evaluated, Ranks, Reduced, TaskError, Transport};
 use crate::model::clip::bounded;
-use crate::model::{Model, first_not_finite};
+use crate::model::{AdamW, Model, Optimizer, ParameterGroup, Rule, Tensor, first_not_finite};
 use crate::settings::device::Precision;
 use crate::settings::{Environment, Settings};
 use batches::Batches;
@@ -32,6 +34,7 @@ pub(super) fn open<'a, M: Model>(
     model: &'a M,
 ) -> Result<Box<dyn Engine<M> + 'a>, DeviceError> {
     let pass = model.on_gpu()?;
+    let decaying = decaying(&settings.optimizer(), model.tensors()).map_err(DeviceError::ByAdamWAlone)?;
     let gpus = Gpu::count(&environment.cuda)?;
     let number = settings.device.gpu(environment.device_rank, gpus).unwrap_or_default();
     let precision = match settings.precision {
@@ -42,7 +45,26 @@ pub(super) fn open<'a, M: Model>(
     let gpu = gpu.patient_for(settings.peer_timeout.saturating_mul(HANGS));
     info!("computes on GPU {number}, {}: {}", gpu.name(), gpu.versions());
     let nccl = Nccl::load(&gpu, settings, environment);
-    Ok(Box::new(OnGpu::new(gpu, pass, nccl, settings, model)?))
+    let decays = Decays::new(&gpu, decaying)?;
+    Ok(Box::new(OnGpu::new(gpu, pass, nccl, settings, decays, model)?))
+}
+
+/// The tensors' places, and whether each decays; or what a GPU cannot do.
+fn decaying(optimizer: &Optimizer, tensors: &[Tensor]) -> Result<Vec<(Range<usize>, bool)>, String> {
+    adamw(optimizer)?;
+    let decays = |tensor: &Tensor| match tensor.rule {
+        Rule::Optimize { group: ParameterGroup::DECAYED } => Ok((tensor.range.clone(), true)),
+        Rule::Optimize { group: ParameterGroup::PLAIN } => Ok((tensor.range.clone(), false)),
+        _ => Err(format!("tensor {} has a rule of its own", tensor.name)),
+    };
+    tensors.iter().map(decays).collect()
+}
+
+fn adamw(optimizer: &Optimizer) -> Result<&AdamW, String> {
+    match optimizer {
+        Optimizer::AdamW(rule) => Ok(rule),
+        Optimizer::Sgd(_) => Err("--optimizer is sgd".to_owned()),
+    }
 }
 
 /// It works on its own copy of the state.
@@ -85,10 +107,10 @@ impl<'a, M: Model> OnGpu<'a, M> {
         pass: Box<dyn Pass<M::Batch> + 'a>,
         nccl: Nccl,
         settings: &Settings,
+        decays: Decays,
         model: &M,
     ) -> Result<OnGpu<'a, M>, CudaError> {
         let count = model.parameters();
-        let decays = Decays::new(&gpu, model.tensors().iter().map(|tensor| (tensor.range.clone(), tensor.decays)))?;
         let state = GpuState::new(&gpu, count)?;
         let sum = gpu.zeros(count + 1)?;
         let buckets = match nccl.usable() {
@@ -303,26 +325,27 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
     }
 
     fn advance(&mut self, state: &mut State, along: &Advance<'_>) -> Result<(), EngineError> {
-        let &Advance { ref rule, scale, clip, tensors } = along;
+        let &Advance { optimizer, tensors, mean, clip, .. } = along;
         let gradient = self.sum.slice(..self.sum.len() - 1);
         let norm = self.gpu.norm(&gradient, &mut self.norm)?;
         if !norm.is_finite() {
             let mut numbers = vec![0.0; gradient.len()];
             self.gpu.download(&gradient, &mut numbers)?;
-            let tensor = State::name_at(tensors, first_not_finite(&numbers).unwrap_or_default());
+            let tensor = Tensor::name_at(tensors, first_not_finite(&numbers).unwrap_or_default());
             return Err(EngineError::NotFinite { step: state.step + 1, tensor });
         }
-        let scale = clip.map_or(scale, |most| bounded(norm, scale, most));
+        let stride = along.stride(state.step, clip.map_or(mean, |most| bounded(norm, mean, most)));
         self.ahead = true;
         state.flat = Vec::new();
         state.step += 1;
         let moved = self.state.parts_mut(&self.gpu)?;
-        Ok(rule.step_on_gpu(&self.gpu, state.step, &self.decays, moved, &self.sum, scale)?)
+        let Ok(rule) = adamw(optimizer) else { unreachable!("no GPU was opened for another optimizer") };
+        Ok(rule.step_on_gpu(&self.gpu, &stride, &self.decays, moved, &self.sum)?)
     }
 
     fn give(&mut self, state: &mut State) -> Result<(), EngineError> {
         if std::mem::take(&mut self.ahead) {
-            *state = State { step: state.step, ..State::room(self.sum.len() - 1) };
+            state.flat = vec![0.0; self.state.parts().len() * (self.sum.len() - 1)];
             self.state.download(&self.gpu, &mut state.flat)?;
         }
         Ok(())

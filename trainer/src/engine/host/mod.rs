@@ -6,7 +6,7 @@ use super::gradient::{GradientTask, GradientThreads};
 use super::state::State;
 use super::{Advance, Engine, EngineError, Evaluated, Ranks, Reduced, TaskError};
 use crate::model::clip::clipped;
-use crate::model::{Model, first_not_finite};
+use crate::model::{Model, Tensor, first_not_finite};
 use crate::settings::Settings;
 
 /// It works on the loop's state.
@@ -80,13 +80,14 @@ impl<M: Model> Engine<M> for OnHost<M> {
     }
 
     fn advance(&mut self, state: &mut State, along: &Advance<'_>) -> Result<(), EngineError> {
-        let &Advance { ref rule, tensors, scale, clip } = along;
+        let &Advance { optimizer, tensors, mean, clip, .. } = along;
         let gradient = &self.sum[1..];
         if let Some(number) = first_not_finite(gradient) {
-            return Err(EngineError::NotFinite { step: state.step + 1, tensor: State::name_at(tensors, number) });
+            return Err(EngineError::NotFinite { step: state.step + 1, tensor: Tensor::name_at(tensors, number) });
         }
-        let scale = clip.map_or(scale, |most| clipped(gradient, scale, most));
-        state.advance(&mut self.threads.pool, rule, tensors, gradient, scale);
+        let scale = clip.map_or(mean, |most| clipped(gradient, tensors, mean, most));
+        let stride = along.stride(state.step, scale);
+        state.advance(&mut self.threads.pool, optimizer, &stride, tensors, gradient);
         Ok(())
     }
 

@@ -131,7 +131,7 @@ mod tests {
     use crate::engine::gradient::Work;
     use crate::engine::interruption::Interruption;
     use crate::engine::{Engine, Reduced};
-    use crate::model::{Gradient, Tensor};
+    use crate::model::{Gradient, Rule, Tensor};
     use crate::random::{mix, unit};
     use crate::settings::Settings;
     use elastic_collective::stop::Stop;
@@ -147,7 +147,12 @@ mod tests {
     impl Rough {
         fn new(count: usize, told: usize) -> Rough {
             Rough {
-                tensors: [Tensor { name: "rough".into(), shape: vec![count], range: 0..count, decays: true }],
+                tensors: [Tensor {
+                    name: "rough".into(),
+                    shape: vec![count],
+                    range: 0..count,
+                    rule: Rule::of_shape(&[count]),
+                }],
                 told,
             }
         }

@@ -57,7 +57,7 @@ impl Size {
 }
 
 /// A network's shape. Its parameters live in a flat slice that the caller keeps.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Gpt {
     size: Size,
     tensors: Vec<Tensor>,
@@ -141,7 +141,7 @@ impl Model for Gpt {
         let mut parameters = vec![0.0; self.parameters()];
         for tensor in &self.tensors {
             let place = tensor.range.clone();
-            if tensor.decays {
+            if tensor.shape.len() > 1 {
                 let back = tensor.name.ends_with("c_proj.weight");
                 let deviation = if back { 0.02 / (2.0 * self.size.layers as f32).sqrt() } else { 0.02 };
                 for place in place {

@@ -58,7 +58,7 @@ pub struct PretrainedError {
 }
 
 /// A model on disk. Its names and shapes are right.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Pretrained {
     weights: PathBuf,
     size: Size,

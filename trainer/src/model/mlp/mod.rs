@@ -9,7 +9,7 @@ use super::{Gradient, Model, Sums, Tensor};
 use crate::{Result, Step, random};
 
 /// A network's shape. Its parameters live in a flat slice that the caller keeps.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Mlp {
     sizes: Vec<usize>,
     tensors: Vec<Tensor>,

@@ -4,7 +4,7 @@
 mod gpt;
 
 use elastic_cuda::Decays;
-use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Rows, Tensor};
+use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Optimizer, Rows, Stride, Tensor};
 
 use crate::buffers::{assert_near, gpu, numbers};
 
@@ -15,8 +15,8 @@ fn adamw_is_the_hosts() {
     let pieces =
         [("a", vec![3]), ("w", vec![30, 20]), ("v", vec![2, 3]), ("b", vec![30]), ("u", vec![1, 5]), ("c", vec![2])];
     let tensors = Tensor::sequence(pieces);
-    let (count, rule) = (646, AdamW::new(0.01, 0.1));
-    let decays = tensors.iter().map(|tensor| (tensor.range.clone(), tensor.decays));
+    let (count, rule) = (646, AdamW::new(0.1));
+    let decays = tensors.iter().map(|tensor| (tensor.range.clone(), tensor.shape.len() > 1));
     let decays = Decays::new(&gpu, decays).unwrap();
     let mut host = [numbers(count, 9), vec![0.0; count], vec![0.0; count]];
     let mut device = [&host[0], &host[1], &host[2]].map(|numbers| {
@@ -29,10 +29,12 @@ fn adamw_is_the_hosts() {
         let gradient = numbers(count + 1, 10 + step);
         let mut room = gpu.zeros::<f32>(count + 1).unwrap();
         gpu.upload(&gradient, &mut room.as_view_mut()).unwrap();
-        rule.step_on_gpu(&gpu, step, &decays, &mut device, &room, 0.5).unwrap();
+        let stride = Stride { step, rate: 0.01, mean: 0.5, scale: 0.5 };
+        rule.step_on_gpu(&gpu, &stride, &decays, &mut device, &room).unwrap();
         let [parameters, mean, square] = &mut host;
         let gradient = &gradient[..count];
-        rule.step(step, &tensors, Moved { first: 0, parameters, mean, square, gradient }, 0.5);
+        let moved = Moved { first: 0, parameters, kept: vec![mean, square], gradient };
+        Optimizer::AdamW(rule).step(&stride, &tensors, moved);
     }
     for (device, host) in device.iter().zip(&host) {
         let mut found = vec![0.0; count];

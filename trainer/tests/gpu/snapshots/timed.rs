@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use elastic_cuda::{CudaSlice, Decays, Done, Gpu, GpuState, Graphs, Pass};
 use elastic_trainer::model::gpt::{Size, Tokens};
-use elastic_trainer::model::{AdamW, Gpt, Model};
+use elastic_trainer::model::{AdamW, Gpt, Model, Stride};
 
 use crate::buffers::gpu;
 use crate::double::is_real;
@@ -39,8 +39,9 @@ impl Training<'_> {
             let [parameters, ..] = state.parts();
             let launches = |gradient: &mut _, done: &mut Done<'_>| pass.gradient(gpu, parameters, gradient, done);
             graphs.run(gpu, shape, gradient, launches, None).unwrap();
-            let rule = AdamW::new(1e-4, 0.1);
-            rule.step_on_gpu(gpu, *steps, decays, state.parts_mut(gpu).unwrap(), gradient, 1e-4).unwrap();
+            let rule = AdamW::new(0.1);
+            let stride = Stride { step: *steps, rate: 1e-4, mean: 1e-4, scale: 1e-4 };
+            rule.step_on_gpu(gpu, &stride, decays, state.parts_mut(gpu).unwrap(), gradient).unwrap();
             gpu.wait().unwrap();
             // The copying thread may take longer.
             begun.elapsed().as_secs_f64() * 1e3
@@ -68,7 +69,8 @@ fn snapshots_are_timed_if_this_is_a_gpu() {
     let tokens = || (0..(windows * size.context) as u32).map(|place| place % size.vocabulary as u32).collect();
     let mut training = Training {
         gpu: &gpu,
-        decays: Decays::new(&gpu, gpt.tensors().iter().map(|tensor| (tensor.range.clone(), tensor.decays))).unwrap(),
+        decays: Decays::new(&gpu, gpt.tensors().iter().map(|tensor| (tensor.range.clone(), tensor.shape.len() > 1)))
+            .unwrap(),
         pass: gpt.on_gpu().unwrap(),
         graphs: Graphs::default(),
         state,
