@@ -22,6 +22,8 @@ pub(crate) enum Setting {
     Secured,
     #[value(name = "etcd-3.5")]
     Etcd35,
+    /// Without etcd: the three agents hold the store.
+    Replicated,
 }
 
 impl Setting {
