@@ -193,7 +193,7 @@ impl World {
                     self.carry_out(seat, outputs);
                 }
             }
-            if self.now % 97 == 0 {
+            if self.now.is_multiple_of(97) {
                 self.ask();
             }
         }
