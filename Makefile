@@ -163,7 +163,7 @@ bench-scale: ## Times jobs of 100 to 4,000 nodes on one etcd, and their load on 
 chaos: ## Runs the tests that take minutes each: long outages at default timings, training with many kills
 	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) build cargo build --locked --workspace --bins --tests
-	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-campaign) | package(elastic-tests) - test(/^(frameworks|launchers|packaging|pytorch::matrix)::/)'
+	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-campaign) | package(elastic-store) | package(elastic-tests) - test(/^(frameworks|launchers|packaging|pytorch::matrix)::/)'
 
 campaign: ## Injects every fault at every stage of a job (over an hour, as root); SETTING=pytorch, SAMPLE=60, SEED=1, RESUME=1
 	@$(STEP) setup scripts/setup.sh test

@@ -21,6 +21,7 @@ fn main() -> std::io::Result<()> {
     if std::env::var_os("CARGO_FEATURE_GRPC").is_some() {
         tonic_prost_build::configure()
             .compile_protos(&["proto/bandwidth.proto", "proto/logs.proto", "proto/pulse.proto"], &["proto"])?;
+        tonic_prost_build::configure().compile_protos(&["proto/replication.proto"], &["proto"])?;
         jobs().compile_protos(&["proto/jobs.proto"], &["proto"])?;
     }
     Ok(())

@@ -6,6 +6,7 @@
 //! | [`worker`] | the worker socket's messages |
 //! | [`pulse`] | the `Pulse` service between agents (feature `grpc`) |
 //! | [`logs`] | the `Logs` service of an agent, for operators (feature `grpc`) |
+//! | [`replication`] | between the agents that hold one embedded store together (feature `grpc`) |
 //! | [`bandwidth`] | the `Bandwidth` service of an agent, for nodes that are about to join (feature `grpc`) |
 //! | [`jobs`] | the `Jobs` service of the coordinator, for operators' programs (feature `grpc`) |
 
@@ -43,6 +44,13 @@ pub mod jobs {
         let name = serde_json::Value::deserialize(deserializer)?;
         Ok(serde_json::from_value::<E>(name).unwrap_or_default().into())
     }
+}
+
+/// Generated from `proto/replication.proto`.
+#[cfg(feature = "grpc")]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
+pub mod replication {
+    tonic::include_proto!("elastic.v1.replication");
 }
 
 /// Generated from `proto/bandwidth.proto`.

@@ -31,6 +31,7 @@ pub use crate::processes::{
     send,
 };
 pub use crate::proxy::FaultProxy;
+pub use crate::replicas::Replicated;
 pub use crate::requirement::skip;
 pub use crate::torch::{self, Torch, script};
 pub use crate::wait::{eventually, within};

@@ -19,6 +19,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_millis(600);
 /// Between two calls of a client, so that a history is judged in a moment.
 const PAUSE: Duration = Duration::from_millis(3);
+/// After a call whose outcome is unknown: each of them makes the search branch.
+const UNSURE: Duration = Duration::from_millis(300);
 /// Of the search, which keeps some hundred bytes of each.
 const MOST_STEPS: usize = 1_000_000;
 
@@ -52,6 +54,46 @@ async fn the_embedded_store_is_linearizable_under_faults_of_the_network() {
     proxies[0].stall_answers();
     tokio::time::sleep(2 * PATIENCE).await;
     proxies[0].heal();
+    run.ends().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_held_by_three_is_linearizable_while_they_end_and_their_ways_fail() {
+    on_three(Duration::from_secs(6)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes: make chaos"]
+async fn a_store_held_by_three_is_linearizable_under_many_faults() {
+    for _ in 0..12 {
+        on_three(Duration::from_secs(8)).await;
+    }
+}
+
+/// One of the three at a time ends, or is cut off from clients and the others.
+async fn on_three(time: Duration) {
+    let mut store = Replicated::start().await;
+    let config = store.config();
+    let until = Instant::now() + time;
+    let mut run = Run::start(config, store.ways()).await;
+    while Instant::now() < until {
+        match run.choices.random_range(0..3) {
+            0 => {
+                let at = store.serving().await;
+                store.end(at);
+                tokio::time::sleep(Duration::from_millis(run.choices.random_range(0..2500))).await;
+                store.begin(at);
+            }
+            1 => {
+                let at = run.choices.random_range(0..3);
+                store.end(at);
+                store.begin(at);
+            }
+            _ => run.cut_ways(store.ways()).await,
+        }
+        // Two faults at once are more than it promises to bear.
+        store.all_vote().await;
+    }
     run.ends().await;
 }
 
@@ -244,7 +286,7 @@ impl Client {
                 _ => None,
             };
             history.push(Call { key, action, outcome, begun, ended: self.now() });
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(if outcome == Outcome::Unknown { UNSURE } else { PAUSE }).await;
         }
         history
     }

@@ -34,5 +34,18 @@ async fn over_the_network() -> Subject {
     subject(EtcdStore::connect(EtcdConfig::new([address.to_string()])).expect("a good address"), &memory)
 }
 
+async fn on_three() -> Subject {
+    let store = Replicated::start().await;
+    let client = store.client().await;
+    let compact: Compact = Arc::new(move |revision: Revision| {
+        let mut client = client.clone();
+        Box::pin(async move {
+            client.compact(revision.0, None).await.expect("compaction");
+        })
+    });
+    Subject::new(Arc::new(EtcdStore::connect(store.config()).expect("a good address")), compact).keeping(store)
+}
+
 elastic_tests::contract_suite!(memory, in_process);
 elastic_tests::contract_suite!(server, over_the_network);
+elastic_tests::contract_suite!(replicated, on_three);

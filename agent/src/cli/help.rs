@@ -69,16 +69,16 @@ pub(super) const NUMA_BINDING: &str = "Bind each worker to CPUs near its GPU (th
 pub(super) const VIRTUAL_LOCAL_RANK: &str = "Each worker sees only its own GPU, as device 0: LOCAL_RANK is 0 and \
      CUDA_VISIBLE_DEVICES names one GPU";
 pub(super) const BACKEND: &str = "How nodes find each other: etcd (v3 API); etcd-v2 (torchrun's own `etcd` rendezvous \
-     on the v2 API, together with torchrun nodes); c10d (a small store that the agent at the endpoint serves); or \
-     static (that store on --master-addr, ranks by --node-rank) [default: static; one node without an address needs \
-     no store]";
+     on the v2 API, together with torchrun nodes); c10d (a small store that the agent at the endpoint serves, or \
+     three hold); or static (that store on --master-addr, ranks by --node-rank) [default: static; one node without an \
+     address needs no store]";
 pub(super) const NODE_RANK: &str = "This node's rank among the nodes, from 0; only for static [default: 0]";
 pub(super) const MASTER_ADDR: &str = "Host name or address of the node with rank 0; only for static [default: \
      127.0.0.1]";
 pub(super) const MASTER_PORT: &str = "Port on which the agent of node 0 serves the store; only for static. The \
      workers' MASTER_PORT is a new one in every round [default: 29500]";
-pub(super) const ENDPOINT: &str = "Address of the store; for etcd also several, with commas. Default ports: etcd \
-     2379, c10d 29400 [default: localhost]";
+pub(super) const ENDPOINT: &str = "Address of the store; several with commas: for etcd its members, for c10d three \
+     agents that hold the store together. Default ports: etcd 2379, c10d 29400 [default: localhost]";
 pub(super) const ID: &str = "The job's id. Agents with the same id train together. Letters, digits and ._-:@+= \
      [default: none, as with torchrun]";
 pub(super) const CONF: &str = "Further settings, KEY=VALUE with commas: join_timeout (or timeout), last_call_timeout, \

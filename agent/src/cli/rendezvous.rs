@@ -90,18 +90,37 @@ fn hosted(endpoint: Option<&Setting>, nodes: NodeRange, conf: &Conf) -> Result<S
     };
     let Some(setting) = endpoint else { return Ok(choose(endpoint::localhost(endpoint::C10D_PORT))) };
     let list = setting.parse(|text| endpoint::list(text, endpoint::C10D_PORT))?;
-    let [endpoint] = &list.endpoints[..] else {
-        let cause = format!("it names {} hosts, and one agent serves the store", list.endpoints.len());
-        return Err(Refusal::new(cause, "name the one, or use --rdzv-backend=etcd").of(setting));
-    };
     if list.https == Some(true) {
         return Err(Refusal::new("the agent's own store does not speak https", TLS).of(setting));
     }
-    if endpoint.port == 0 && nodes.max > 1 {
+    if nodes.max > 1 && list.endpoints.iter().any(|endpoint| endpoint.port == 0) {
         let advice = format!("give a port, {} is the default", endpoint::C10D_PORT);
         return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of(setting));
     }
-    Ok(choose(endpoint.clone()))
+    match &list.endpoints[..] {
+        [endpoint] => Ok(choose(endpoint.clone())),
+        _ => {
+            let choice = replicated(list.endpoints, conf).map_err(|refusal| refusal.of(setting))?;
+            Ok(if nodes.max == 1 { StoreChoice::Standalone } else { choice })
+        }
+    }
+}
+
+/// A store that three agents hold together. All of them have the endpoints in one order.
+fn replicated(mut endpoints: Vec<Endpoint>, conf: &Conf) -> Result<StoreChoice, Refusal> {
+    if conf.is_host.is_some() {
+        let cause = "it names several hosts, and each finds its own by its addresses";
+        return Err(Refusal::new(cause, "leave --rdzv-conf is_host out"));
+    }
+    let named = endpoints.len();
+    endpoints.sort_by(|one, other| (&one.host, one.port).cmp(&(&other.host, other.port)));
+    endpoints.dedup();
+    if named != 3 || endpoints.len() != 3 {
+        let cause =
+            format!("it names {} hosts, and the store is served by one agent or held by three", endpoints.len());
+        return Err(Refusal::new(cause, "name one or three, or use --rdzv-backend=etcd"));
+    }
+    Ok(StoreChoice::Replicated { endpoints })
 }
 
 /// Fixed nodes with fixed places, and this node's. The agent of node 0 serves the store.

@@ -103,7 +103,7 @@ fn events(options: &Options, hostname: &str, console: &Console) -> events::Sourc
         backend: match &options.store.choice {
             StoreChoice::Etcd { .. } => "etcd",
             StoreChoice::Hosted { .. } if options.store.place.is_some() => "static",
-            StoreChoice::Hosted { .. } | StoreChoice::Standalone => "c10d",
+            StoreChoice::Hosted { .. } | StoreChoice::Replicated { .. } | StoreChoice::Standalone => "c10d",
         },
         entry_point: options.workers.program.name.to_string_lossy().into_owned(),
     }

@@ -10,25 +10,27 @@ use elastic_rendezvous::job::{Endpoint, Timings};
 use elastic_rendezvous::time::Time;
 use elastic_store::embedded::MemoryStore;
 use elastic_store::embedded::mvcc::Limits;
-use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Options};
+use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Options, Replicas};
 use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
 use elastic_store::metered::{CallObserver, Metered};
 use elastic_store::tls::MutualTls;
 use elastic_store::{Store, StoreError};
 use elastic_torchelastic::etcd_v2::EtcdV2;
 use elastic_torchelastic::met_on_v2;
+use futures::future::join_all;
 use tokio::net::TcpStream;
 
 use crate::machine::address::{NetworkOptions, names_loopback};
 use crate::machine::interfaces::{self, Interface};
 use crate::store::choice::{Credentials, StoreChoice, StoreOptions, Tls};
 use crate::store::participation::{JobPaths, JobStore};
+use crate::store::seat;
 
 /// Where Debian and related distributions keep the system certificates, for TLS without a CA of one's own.
 const SYSTEM_CAS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
 /// Pause between two attempts to reach a store that does not answer yet.
-const AGAIN: Duration = Duration::from_millis(300);
+pub(super) const AGAIN: Duration = Duration::from_millis(300);
 
 /// How often the log mentions a wait for the store, after the first time.
 const SELDOM: Duration = Duration::from_secs(30);
@@ -73,14 +75,14 @@ pub(crate) struct Backend {
     pub rendezvous: JobStore,
     /// Whether other nodes depend on this process. Then it leaves last.
     pub serves: bool,
-    /// The store's endpoint, if another agent serves it from its memory.
-    pub host: Option<Endpoint>,
+    /// Where agents serve the store from their memory, if another agent does: it is gone with most of them.
+    pub hosts: Vec<Endpoint>,
     pub name: String,
 }
 
 impl Backend {
     fn of(rendezvous: JobStore, name: String) -> Backend {
-        Backend { rendezvous, serves: false, host: None, name }
+        Backend { rendezvous, serves: false, hosts: Vec::new(), name }
     }
 
     /// The store, if the nodes meet by our own protocol.
@@ -95,21 +97,22 @@ impl Backend {
         }
     }
 
-    /// Waits until the agent that serves the store is certainly gone. That is so once its port has refused for the time
-    /// of a lease while no connection to it that was open before answers. This checks as often as a lease is renewed, by
-    /// the job's `timings`. What the agent held in memory is lost with it. A service in front of the agent also refuses
-    /// while its pod is not ready, but then open connections stay up. Never returns if another kind of store is used.
+    /// Waits until the agents that serve the store are certainly gone. That is so once most of their ports have refused
+    /// for the time of a lease while no connection that was open before answers. This checks as often as a lease is
+    /// renewed, by the job's `timings`. What they held in memory is lost with them. A service in front of the agent also
+    /// refuses while its pod is not ready, but then open connections stay up. Never returns if another kind of store is
+    /// used.
     pub(crate) async fn host_gone(&self, timings: impl Fn() -> Timings) {
-        let (Some(host), Some(store)) = (&self.host, self.store()) else { return std::future::pending().await };
+        let Some(store) = self.store().filter(|_| !self.hosts.is_empty()) else { return std::future::pending().await };
         let mut gone_since: Option<Time> = None;
         loop {
             let timings = timings();
             let every = timings.renewal();
             tokio::time::sleep(every).await;
-            let dialled = tokio::time::timeout(every, TcpStream::connect((host.host.as_str(), host.port))).await;
-            let refuses = matches!(&dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused);
+            let refuse = join_all(self.hosts.iter().map(|host| refuses(host, every))).await;
+            let most = refuse.into_iter().filter(|&refuses| refuses).count() > self.hosts.len() / 2;
             // Any key will do: "no such key" is also an answer.
-            let gone = refuses && !matches!(tokio::time::timeout(every, store.get("/")).await, Ok(Ok(_)));
+            let gone = most && !matches!(tokio::time::timeout(every, store.get("/")).await, Ok(Ok(_)));
             let now = elastic_store::clock::now();
             gone_since = gone_since.or(Some(now)).filter(|_| gone);
             if gone_since.is_some_and(|since| now.since(since) >= timings.lease_ttl) {
@@ -117,6 +120,11 @@ impl Backend {
             }
         }
     }
+}
+
+async fn refuses(host: &Endpoint, within: Duration) -> bool {
+    let dialled = tokio::time::timeout(within, TcpStream::connect((host.host.as_str(), host.port))).await;
+    matches!(&dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// The way to a store that an agent serves.
@@ -130,13 +138,13 @@ pub(crate) struct Way<'a> {
 }
 
 /// How long to wait for a store, and what a user can do if it does not answer.
-struct Patience {
+pub(super) struct Patience {
     limit: Duration,
     advice: String,
 }
 
 impl Patience {
-    fn of(limit: Duration, advice: &str, way: Way<'_>) -> Patience {
+    pub(super) fn of(limit: Duration, advice: &str, way: Way<'_>) -> Patience {
         Patience { limit, advice: way.store.in_form(advice.to_owned()) }
     }
 }
@@ -169,6 +177,7 @@ pub(crate) async fn open(paths: &JobPaths, way: Way<'_>, patience: Duration) -> 
             Ok(Backend::of(JobStore::Store(store), "a store of this process".into()))
         }
         StoreChoice::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, way, patience).await,
+        StoreChoice::Replicated { endpoints } => seat::replicated(endpoints, way, patience).await,
         StoreChoice::Etcd { endpoints, tls, credentials, v2 } => {
             let patience = Patience::of(patience, RUNS, way);
             let config = etcd_config(endpoints, tls.as_ref(), credentials.as_ref())?;
@@ -235,7 +244,11 @@ fn system_ca() -> Result<std::path::PathBuf, StoreError> {
 }
 
 /// Opens etcd by its v3 API. `v2` is asked only where v3 does not answer.
-async fn etcd(config: EtcdConfig, v2: Option<&EtcdV2>, patience: &Patience) -> Result<Backend, BackendError> {
+pub(super) async fn etcd(
+    config: EtcdConfig,
+    v2: Option<&EtcdV2>,
+    patience: &Patience,
+) -> Result<Backend, BackendError> {
     let name = format!("etcd at {}", config.endpoints.join(", "));
     let store = EtcdStore::connect(config)?;
     let probe = async || {
@@ -304,7 +317,7 @@ async fn hosted(
         }
     };
     if own {
-        match serve(endpoint, way, patience).await {
+        match serve(endpoint, None, way, patience).await {
             Ok(server) => {
                 let (store, address) = (Arc::new(server.store()), server.address());
                 tokio::spawn(async move {
@@ -338,11 +351,11 @@ async fn hosted(
         }
         error => error,
     })?;
-    Ok(Backend { name: format!("the store served at {endpoint}"), host: Some(endpoint.clone()), ..backend })
+    Ok(Backend { name: format!("the store served at {endpoint}"), hosts: vec![endpoint.clone()], ..backend })
 }
 
 /// What the agent that serves a store says of it if every host can use it.
-fn open_to_all(store: &Endpoint) -> String {
+pub(super) fn open_to_all(store: &Endpoint) -> String {
     format!(
         "any host that reaches port {} of {} can read and change the job's store, and so what its workers load: to close \
          it, give every node --peer-cert FILE --peer-key FILE --peer-ca FILE (elasticctl certs makes the files); \
@@ -353,7 +366,12 @@ fn open_to_all(store: &Endpoint) -> String {
 
 /// Listens on the address that was given for it, else on all interfaces, unless the user wrote a loopback address. The
 /// address that a host's name has on the host itself, often 127.0.1.1, says nothing about how other hosts reach it.
-async fn serve(endpoint: &Endpoint, way: Way<'_>, patience: Duration) -> Result<EmbeddedServer, BackendError> {
+pub(super) async fn serve(
+    endpoint: &Endpoint,
+    replicas: Option<Replicas>,
+    way: Way<'_>,
+    patience: Duration,
+) -> Result<EmbeddedServer, BackendError> {
     let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
     let addresses = if let Some(ip) = way.network.bind {
         vec![SocketAddr::new(ip, endpoint.port)]
@@ -365,7 +383,8 @@ async fn serve(endpoint: &Endpoint, way: Way<'_>, patience: Duration) -> Result<
     let mut last = BackendError::Resolve { host: endpoint.host.clone(), cause: "it has no address".into() };
     for address in addresses {
         // The address is named as the place to meet, so others must be able to reach it.
-        let options = Options { allow_remote: true, tls: way.tls.cloned(), ..Options::default() };
+        let (tls, replicas) = (way.tls.cloned(), replicas.clone());
+        let options = Options { allow_remote: true, tls, replicas, ..Options::default() };
         match EmbeddedServer::bind_with(address, options).await {
             Ok(server) => return Ok(server),
             Err(error @ EmbeddedError::InUse { .. }) => return Err(error.into()),
@@ -385,7 +404,7 @@ pub(super) async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, Back
 
 /// Whether these addresses lead to this machine. Asks for the interfaces, because `net.ipv4.ip_nonlocal_bind` lets a
 /// process bind addresses of other machines.
-fn are_own(addresses: &[SocketAddr], interfaces: &[Interface]) -> bool {
+pub(super) fn are_own(addresses: &[SocketAddr], interfaces: &[Interface]) -> bool {
     let own = |ip: IpAddr| ip.is_loopback() || interfaces.iter().any(|interface| interface.ip == ip);
     addresses.iter().any(|address| own(address.ip()))
 }

@@ -27,6 +27,11 @@ pub(crate) enum StoreChoice {
         /// Whether this agent serves it. `None`: it does if the endpoint's host is this machine.
         is_host: Option<bool>,
     },
+    /// A store that three of the agents hold together. Any two of them can serve it.
+    Replicated {
+        /// The agents that may serve it, sorted: each has the place of its endpoint.
+        endpoints: Vec<Endpoint>,
+    },
     Etcd {
         /// Members of the cluster, at least one.
         endpoints: Vec<Endpoint>,
@@ -43,7 +48,7 @@ impl StoreChoice {
         match self {
             StoreChoice::Standalone => &[],
             StoreChoice::Hosted { endpoint, .. } => std::slice::from_ref(endpoint),
-            StoreChoice::Etcd { endpoints, .. } => endpoints,
+            StoreChoice::Replicated { endpoints } | StoreChoice::Etcd { endpoints, .. } => endpoints,
         }
     }
 }

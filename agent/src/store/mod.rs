@@ -8,9 +8,11 @@
 //! | [`choice`] | which store, as the command line says |
 //! | [`participation`] | taking part in a job by one protocol or the other |
 //! | [`ports`] | ports that this node listens on or holds |
+//! | [`seat`] | this agent's part in a store that three of them hold |
 
 pub(crate) mod alone;
 pub(crate) mod backend;
 pub(crate) mod choice;
 pub(crate) mod participation;
 pub(crate) mod ports;
+mod seat;

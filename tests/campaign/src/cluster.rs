@@ -1,4 +1,4 @@
-//! Three members of etcd, each on a host of its own.
+//! Three members of etcd, each on a host of its own; or none, where the agents hold the store.
 
 use elastic_tests::prelude::*;
 use std::os::unix::process::CommandExt;
@@ -10,6 +10,9 @@ use etcd_client::{
 
 use super::hosts::Host;
 use super::secrets::{Holder, Secrets};
+
+/// Where agents hold the store.
+pub(crate) const STORE_PORT: u16 = 29400;
 
 const READY: Duration = Duration::from_secs(20);
 
@@ -77,6 +80,31 @@ impl Cluster {
             cluster.reach.as_root = true;
         }
         Ok(cluster)
+    }
+
+    /// The store that the agents on these hosts hold. It begins and ends with them.
+    pub(crate) fn of_agents(hosts: &[Host], folder: &Path) -> Cluster {
+        let addresses = hosts.iter().map(|host| format!("{}:{STORE_PORT}", host.address())).collect();
+        let reach = Reach { addresses, secrets: None, as_root: false };
+        Cluster { members: Vec::new(), reach, folder: folder.to_owned() }
+    }
+
+    /// Which of the agents that hold the store serves it.
+    pub(crate) async fn serving(&self) -> Result<usize> {
+        let begun = Instant::now();
+        while begun.elapsed() < READY {
+            for (at, address) in self.reach.addresses.iter().enumerate() {
+                let options = ConnectOptions::new()
+                    .with_connect_timeout(Duration::from_millis(300))
+                    .with_timeout(Duration::from_millis(1500));
+                let Ok(mut client) = self.reach.connect(address, options).await else { continue };
+                if client.get("/", None).await.is_ok() {
+                    return Ok(at);
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        bail!("no agent serves the store")
     }
 
     /// The endpoints for agents: names, which the campaign's name server knows.

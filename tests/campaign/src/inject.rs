@@ -14,6 +14,7 @@ use super::memory::Cage;
 use super::names::Answers;
 use super::nodes::Process;
 use super::scene::{Missed, Scene};
+use super::setting::Setting;
 use super::tracer::{Tracer, has_ended};
 
 /// What has to be undone when the fault ends.
@@ -64,6 +65,7 @@ impl Injected {
 
 impl Scene {
     pub(crate) async fn inject(&mut self, action: &Action, injected: &mut Injected) -> Result<()> {
+        self.look_who_serves().await?;
         match *action {
             Action::Kill(process, who) => {
                 match process {
@@ -355,8 +357,18 @@ impl Scene {
         Ok(pids)
     }
 
+    async fn look_who_serves(&mut self) -> Result<()> {
+        if self.setting == Setting::Replicated {
+            self.serving = self.cluster.serving().await?;
+        }
+        Ok(())
+    }
+
     /// The nodes of `who` that run.
     fn targets(&self, who: Who) -> Vec<usize> {
+        if who == Who::Serving {
+            return vec![self.serving];
+        }
         let up: Vec<usize> = (0..self.nodes.len()).filter(|&at| self.nodes[at].is_up()).collect();
         let leader = self.observer.events().leader();
         let leads = |at: &usize| leader.as_ref().is_some_and(|leader| *leader == self.nodes[*at].host.name);

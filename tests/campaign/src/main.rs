@@ -75,7 +75,8 @@ struct Options {
     #[arg(long = "stage", value_name = "NAME", value_enum, hide_possible_values = true)]
     stages: Vec<Stage>,
     /// What the jobs are made of: plain (elastic-trainer on the installed etcd), pytorch (workers of PyTorch), secured
-    /// (certificates for all, and users of etcd whose tokens last 3 s), etcd-3.5, etcd-3.6 or etcd-3.7
+    /// (certificates for all, and users of etcd whose tokens last 3 s), etcd-3.5, etcd-3.6 or etcd-3.7, or replicated
+    /// (the agents hold the store; faults that spare two of them)
     #[arg(long, value_name = "NAME", value_enum, hide_possible_values = true, default_value = "plain")]
     setting: Setting,
     /// Run only N of these jobs, drawn by the seed
@@ -205,6 +206,7 @@ fn jobs<'a>(options: &Options, faults: &'a [Fault]) -> Result<Vec<(&'a Fault, St
     let stages = if options.stages.is_empty() { Stage::value_variants().to_vec() } else { options.stages.clone() };
     let mut jobs: Vec<(&Fault, Stage)> =
         faults.iter().flat_map(|fault| stages.iter().map(move |&stage| (fault, stage))).collect();
+    jobs.retain(|(fault, stage)| fault.applies_at(options.setting, *stage));
     if let Some(sample) = options.sample {
         jobs.sort_by_key(|(fault, stage)| draw(options.seed, fault.name, *stage));
         jobs.truncate(sample);

@@ -95,6 +95,9 @@ pub(crate) struct Scene {
     pub(crate) keys: Keys,
     /// The node that counts as the leader, whichever node leads.
     pub(crate) spared: Option<usize>,
+    /// The node whose agent serves the store, where the agents hold it.
+    pub(super) serving: usize,
+    pub(super) setting: Setting,
     pub(crate) lost: Vec<usize>,
     /// Nodes to start again as soon as they have left.
     pub(crate) again: Vec<usize>,
@@ -129,7 +132,10 @@ impl Scene {
         let called = testbed.store.iter().flat_map(|host| [host.name.clone(), host.address()]);
         let secrets =
             (testbed.setting == Setting::Secured).then(|| Secrets::new(folder, called.collect())).transpose()?;
-        let cluster = Cluster::start(&testbed.store, &folder.join("etcd"), &testbed.etcd, secrets.as_ref()).await?;
+        let cluster = match testbed.setting {
+            Setting::Replicated => Cluster::of_agents(&testbed.nodes, folder),
+            _ => Cluster::start(&testbed.store, &folder.join("etcd"), &testbed.etcd, secrets.as_ref()).await?,
+        };
         let checkpoints = Disk::new(&folder.join("checkpoints"), 160)?;
         let trace = folder.join("trace");
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().context("a job's id")?);
@@ -137,8 +143,8 @@ impl Scene {
         let Course { last_call, wall_clock, coordinator, restarts, epochs, flags } = course;
         let lease = LEASE.as_secs();
         let mut words = vec![
-            "--rdzv-backend=etcd".to_owned(),
-            format!("--rdzv-endpoint={}", cluster.endpoints()),
+            format!("--rdzv-backend={}", if testbed.setting == Setting::Replicated { "c10d" } else { "etcd" }),
+            format!("--rdzv-endpoint={}", testbed.endpoints(&cluster)),
             "--rdzv-id=job".into(),
             "--nnodes=2:3".into(),
             format!("--max-restarts={restarts}"),
@@ -181,6 +187,8 @@ impl Scene {
             observer,
             keys,
             spared: None,
+            serving: 0,
+            setting: testbed.setting,
             lost: Vec::new(),
             again: Vec::new(),
             held: Vec::new(),

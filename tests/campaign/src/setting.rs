@@ -26,6 +26,8 @@ pub(crate) enum Setting {
     Etcd36,
     #[value(name = "etcd-3.7")]
     Etcd37,
+    /// Without etcd: the three agents hold the store.
+    Replicated,
 }
 
 impl Setting {

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use elastic_tests::prelude::*;
 
 use super::checker::{self, Broken, Results};
+use super::cluster::{Cluster, STORE_PORT};
 use super::disk;
 use super::fault::Fault;
 use super::hosts::{self, Host};
@@ -83,6 +84,15 @@ impl Testbed {
             training,
             folder: folder.to_owned(),
         })
+    }
+
+    /// Where agents find the store: by names, which the campaign's name server knows.
+    pub(super) fn endpoints(&self, cluster: &Cluster) -> String {
+        if self.setting != Setting::Replicated {
+            return cluster.endpoints();
+        }
+        let agents: Vec<String> = self.nodes.iter().map(|host| format!("{}:{STORE_PORT}", host.name)).collect();
+        agents.join(",")
     }
 
     /// Runs a job, and injects this fault at this stage: again, where the fault came too late to strike anything.

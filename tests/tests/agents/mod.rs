@@ -12,6 +12,7 @@ mod faults;
 mod final_save;
 mod flags;
 pub(crate) mod gpus;
+mod held_by_three;
 mod hosted;
 mod in_between;
 pub(crate) mod live;

@@ -191,6 +191,16 @@ fn static_nodes_meet_at_the_master_and_have_their_ranks() {
 }
 
 #[test]
+fn three_endpoints_name_the_agents_that_hold_the_store_in_one_order() {
+    let choice =
+        |list: &str| torchrun(&format!("--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={list} t")).store.choice;
+    let endpoint = |host: &str, port| Endpoint { host: host.into(), port };
+    let endpoints = vec![endpoint("a", 29400), endpoint("b", 7), endpoint("c", 29400)];
+    assert_eq!(choice("a,b:7,c"), StoreChoice::Replicated { endpoints });
+    assert_eq!(choice("a,b:7,c"), choice("c,a,b:7"));
+}
+
+#[test]
 fn one_node_alone_serves_nothing_whatever_port_it_is_told() {
     // torchrun's rule: the id is fresh unless a flag says where to meet.
     assert_eq!(torchrun("--rdzv-id=J t").job.to_string(), FRESH.to_string());

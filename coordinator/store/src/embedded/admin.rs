@@ -1,8 +1,7 @@
-//! etcd's Maintenance and Cluster services as far as they mean something for a single process, and the answer to
-//! clients that want to log in. There is always exactly one member.
+//! etcd's Maintenance and Cluster services as far as they mean something here. The members of a replicated store are
+//! those that have a vote; they cannot be changed from outside.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use etcd_client::proto::{
     PbAlarmRequest, PbAlarmResponse, PbClusterService, PbDefragmentRequest, PbDefragmentResponse, PbDowngradeRequest,
@@ -14,8 +13,9 @@ use etcd_client::proto::{
 };
 use tonic::{Request, Response};
 
-use super::Hub;
-use super::cluster::{Cluster, RpcResult, Stream};
+use super::cluster::{RpcResult, Stream};
+use super::gate::Gate;
+use super::mvcc::Mvcc;
 use super::status::not_here;
 
 /// The etcd release whose API and answers this store follows; what tells it from a real one comes after the plus.
@@ -25,22 +25,21 @@ const MEMBER: &str = "embedded";
 
 #[derive(Clone)]
 pub(super) struct AdminService {
-    pub(super) hub: Arc<Hub>,
-    pub(super) cluster: Cluster,
+    pub(super) gate: Gate,
     pub(super) address: SocketAddr,
 }
 
 impl AdminService {
-    fn header(&self) -> PbResponseHeader {
-        self.cluster.header(self.hub.with(|mvcc, _| mvcc.revision()))
+    async fn header(&self) -> RpcResult<PbResponseHeader> {
+        Ok(self.gate.read(|_, _| ()).await?.1)
     }
 }
 
 #[tonic::async_trait]
 impl PbMaintenanceService for AdminService {
     async fn status(&self, _: Request<PbStatusRequest>) -> RpcResult<Response<PbStatusResponse>> {
-        let (revision, size, quota) = self.hub.with(|mvcc, _| (mvcc.revision(), mvcc.size(), mvcc.limits().live_bytes));
-        let header = self.cluster.header(revision);
+        let read = |mvcc: &Mvcc| (mvcc.size(), mvcc.limits().live_bytes);
+        let ((size, quota), header) = self.gate.read(|mvcc, _| read(mvcc)).await?;
         Ok(Response::new(PbStatusResponse {
             header: Some(header),
             version: VERSION.to_owned(),
@@ -48,8 +47,8 @@ impl PbMaintenanceService for AdminService {
             db_size_in_use: size as i64,
             db_size_quota: quota as i64,
             leader: header.member_id,
-            raft_index: revision.0 as u64,
-            raft_applied_index: revision.0 as u64,
+            raft_index: header.revision as u64,
+            raft_applied_index: header.revision as u64,
             raft_term: header.raft_term,
             ..PbStatusResponse::default()
         }))
@@ -61,12 +60,12 @@ impl PbMaintenanceService for AdminService {
         if request.into_inner().action == ACTIVATE {
             return Err(not_here("alarms"));
         }
-        Ok(Response::new(PbAlarmResponse { header: Some(self.header()), alarms: Vec::new() }))
+        Ok(Response::new(PbAlarmResponse { header: Some(self.header().await?), alarms: Vec::new() }))
     }
 
     /// There is no file that could have holes.
     async fn defragment(&self, _: Request<PbDefragmentRequest>) -> RpcResult<Response<PbDefragmentResponse>> {
-        Ok(Response::new(PbDefragmentResponse { header: Some(self.header()) }))
+        Ok(Response::new(PbDefragmentResponse { header: Some(self.header().await?) }))
     }
 
     async fn hash(&self, _: Request<PbHashRequest>) -> RpcResult<Response<PbHashResponse>> {
@@ -95,14 +94,16 @@ impl PbMaintenanceService for AdminService {
 #[tonic::async_trait]
 impl PbClusterService for AdminService {
     async fn member_list(&self, _: Request<PbMemberListRequest>) -> RpcResult<Response<PbMemberListResponse>> {
-        let header = self.header();
-        let member = PbMember {
-            id: header.member_id,
+        let header = self.header().await?;
+        let member = |(id, address): (u64, String)| PbMember {
+            id,
             name: MEMBER.to_owned(),
-            client_ur_ls: vec![format!("http://{}", self.address)],
+            client_ur_ls: vec![format!("http://{address}")],
             ..PbMember::default()
         };
-        Ok(Response::new(PbMemberListResponse { header: Some(header), members: vec![member] }))
+        let alone = || vec![(header.member_id, self.address.to_string())];
+        let members = self.gate.voters().unwrap_or_else(alone).into_iter().map(member).collect();
+        Ok(Response::new(PbMemberListResponse { header: Some(header), members }))
     }
 
     async fn member_add(&self, _: Request<PbMemberAddRequest>) -> RpcResult<Response<PbMemberAddResponse>> {

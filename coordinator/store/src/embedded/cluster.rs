@@ -24,6 +24,11 @@ impl Cluster {
         Cluster { id: rand::random_range(1..u64::MAX), member: rand::random_range(1..u64::MAX) }
     }
 
+    /// A member of a replicated store: its cluster and its life.
+    pub(super) fn of(id: u64, member: u64) -> Cluster {
+        Cluster { id, member }
+    }
+
     pub(super) fn id(self) -> u64 {
         self.id
     }
@@ -33,7 +38,7 @@ impl Cluster {
     }
 }
 
-/// Completes when the server stops, for streams, which would otherwise continue for ever.
+/// Completes when the server stops, or serves no more, for streams, which would otherwise continue for ever.
 #[derive(Clone)]
 pub(super) struct Closing(pub(super) watch::Receiver<()>);
 

@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::command::{self, Answer};
 use super::mvcc::{Compacted, Limits, Mvcc, MvccEvent, Record, Span};
 use crate::{LeaseId, Revision};
+use elastic_proto::replication::Command;
 use elastic_rendezvous::time::Time;
 
 /// Sleeps for a lease's end are cut into pieces of this length. The timer stops while the machine is suspended
@@ -21,6 +23,9 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// What one delivery may hold before it ends at the next revision: well under what gRPC clients take in a message.
 const BATCH_BYTES: usize = 512 << 10;
+
+/// Where a replicated store would begin to choose the ids of leases; each grant in its log has one already.
+pub(super) const FIRST_LEASE: LeaseId = LeaseId(1);
 
 /// The embedded store's state, shared by the in-process store and the server.
 #[derive(Debug)]
@@ -57,7 +62,17 @@ impl Hub {
     pub fn start(limits: Limits) -> Arc<Hub> {
         // Another store may have run here before, and its clients may still hold lease ids: start somewhere else.
         let first_lease = LeaseId(rand::random_range(1..i64::MAX / 2));
-        let mvcc = Mvcc::new(limits, first_lease);
+        let hub = Hub::of(Mvcc::new(limits, first_lease));
+        tokio::spawn(end_leases(Arc::downgrade(&hub), hub.expiry.clone()));
+        hub
+    }
+
+    /// An empty store that changes by commands alone, the passing of time among them. All such stores are the same.
+    pub(super) fn idle(limits: Limits) -> Arc<Hub> {
+        Hub::of(Mvcc::new(limits, FIRST_LEASE))
+    }
+
+    fn of(mvcc: Mvcc) -> Arc<Hub> {
         let state = State {
             published: mvcc.revision(),
             mvcc,
@@ -65,9 +80,7 @@ impl Hub {
             next_subscription: 0,
             alarm: None,
         };
-        let hub = Arc::new(Hub { state: Mutex::new(state), expiry: Arc::new(Notify::new()) });
-        tokio::spawn(end_leases(Arc::downgrade(&hub), hub.expiry.clone()));
-        hub
+        Arc::new(Hub { state: Mutex::new(state), expiry: Arc::new(Notify::new()) })
     }
 
     /// Uses the store, with the time. Leases that are over by then have ended; what is written is published.
@@ -83,6 +96,27 @@ impl Hub {
             self.expiry.notify_one();
         }
         result
+    }
+
+    /// Reads the store, and ends no lease.
+    pub(super) fn look<T>(&self, read: impl FnOnce(&Mvcc) -> T) -> T {
+        read(&self.lock().mvcc)
+    }
+
+    /// Carries out a command of a replicated store, and publishes what it wrote.
+    pub(super) fn carry_out(&self, command: &Command) -> (Answer, Revision) {
+        let mut state = self.lock();
+        let done = command::carry_out(&mut state.mvcc, command);
+        state.publish();
+        done
+    }
+
+    /// Begins with another store. What followed the one before gets nothing more.
+    pub(super) fn replace(&self, mvcc: Mvcc) {
+        let mut state = self.lock();
+        state.subscriptions.clear();
+        state.published = mvcc.revision();
+        state.mvcc = mvcc;
     }
 
     /// Follows a span from a revision on, or from the next one. `wake` is notified when [`Subscription::take`] has

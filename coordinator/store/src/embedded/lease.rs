@@ -1,6 +1,5 @@
 //! etcd's Lease service. The hub's task ends leases in time.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::proto::{
@@ -11,15 +10,15 @@ use etcd_client::proto::{
 use futures::StreamExt;
 use tonic::{Request, Response, Streaming};
 
-use super::Hub;
-use super::cluster::{Closing, Cluster, RpcResult, Stream};
+use super::cluster::{RpcResult, Stream};
+use super::command::{self, Answer};
+use super::gate::Gate;
+use super::kv::mismatch;
 use super::status::status;
 use crate::LeaseId;
 
 pub(super) struct LeaseService {
-    pub(super) hub: Arc<Hub>,
-    pub(super) cluster: Cluster,
-    pub(super) closing: Closing,
+    pub(super) gate: Gate,
 }
 
 fn seconds(duration: Duration) -> i64 {
@@ -30,18 +29,20 @@ fn seconds(duration: Duration) -> i64 {
 impl PbLeaseService for LeaseService {
     async fn lease_grant(&self, request: Request<PbLeaseGrantRequest>) -> RpcResult<Response<PbLeaseGrantResponse>> {
         let PbLeaseGrantRequest { ttl, id } = request.into_inner();
-        let ttl = Duration::from_secs(u64::try_from(ttl).unwrap_or(0));
-        let id = (id != 0).then_some(LeaseId(id));
-        let granted = self.hub.with(|mvcc, now| Ok((mvcc.grant(now, id, ttl)?, mvcc.revision())));
-        let ((id, ttl), revision) = granted.map_err(status)?;
-        let header = Some(self.cluster.header(revision));
+        let (Answer::Granted(granted), header) = self.gate.run(command::grant(id, ttl)).await? else {
+            return Err(mismatch());
+        };
+        let (id, ttl) = granted.map_err(status)?;
+        let header = Some(header);
         Ok(Response::new(PbLeaseGrantResponse { header, id: id.0, ttl: seconds(ttl), error: String::new() }))
     }
 
     async fn lease_revoke(&self, request: Request<PbLeaseRevokeRequest>) -> RpcResult<Response<PbLeaseRevokeResponse>> {
-        let id = LeaseId(request.into_inner().id);
-        let revision = self.hub.with(|mvcc, now| mvcc.revoke(now, id).map(|()| mvcc.revision())).map_err(status)?;
-        Ok(Response::new(PbLeaseRevokeResponse { header: Some(self.cluster.header(revision)) }))
+        let (Answer::Done(revoked), header) = self.gate.run(command::revoke(request.into_inner().id)).await? else {
+            return Err(mismatch());
+        };
+        revoked.map_err(status)?;
+        Ok(Response::new(PbLeaseRevokeResponse { header: Some(header) }))
     }
 
     type LeaseKeepAliveStream = Stream<PbLeaseKeepAliveResponse>;
@@ -50,15 +51,20 @@ impl PbLeaseService for LeaseService {
         &self,
         request: Request<Streaming<PbLeaseKeepAliveRequest>>,
     ) -> RpcResult<Response<Self::LeaseKeepAliveStream>> {
-        let (hub, cluster) = (self.hub.clone(), self.cluster);
-        let answers = request.into_inner().map(move |request| {
-            let id = request?.id;
-            let (ttl, revision) = hub.with(|mvcc, now| (mvcc.keep_alive(now, LeaseId(id)), mvcc.revision()));
-            // A lease that is gone is no error here: etcd answers with no time left.
-            let ttl = ttl.map_or(0, seconds);
-            Ok(PbLeaseKeepAliveResponse { header: Some(cluster.header(revision)), id, ttl })
+        let gate = self.gate.clone();
+        let closed = gate.reign().await?.closing.closed();
+        let answers = request.into_inner().then(move |request| {
+            let gate = gate.clone();
+            async move {
+                let id = request?.id;
+                let (Answer::Renewed(ttl), header) = gate.run(command::keep_alive(id)).await? else {
+                    return Err(mismatch());
+                };
+                // A lease that is gone is no error here: etcd answers with no time left.
+                Ok(PbLeaseKeepAliveResponse { header: Some(header), id, ttl: ttl.map_or(0, seconds) })
+            }
         });
-        Ok(Response::new(Box::pin(answers.take_until(self.closing.clone().closed()))))
+        Ok(Response::new(Box::pin(answers.take_until(closed))))
     }
 
     async fn lease_time_to_live(
@@ -66,8 +72,8 @@ impl PbLeaseService for LeaseService {
         request: Request<PbLeaseTimeToLiveRequest>,
     ) -> RpcResult<Response<PbLeaseTimeToLiveResponse>> {
         let PbLeaseTimeToLiveRequest { id, keys } = request.into_inner();
-        let (lease, revision) = self.hub.with(|mvcc, now| (mvcc.lease(now, LeaseId(id)), mvcc.revision()));
-        let header = Some(self.cluster.header(revision));
+        let (lease, header) = self.gate.read(|mvcc, now| mvcc.lease(now, LeaseId(id))).await?;
+        let header = Some(header);
         let response = match lease {
             Some(lease) => PbLeaseTimeToLiveResponse {
                 header,
@@ -82,8 +88,8 @@ impl PbLeaseService for LeaseService {
     }
 
     async fn lease_leases(&self, _: Request<PbLeaseLeasesRequest>) -> RpcResult<Response<PbLeaseLeasesResponse>> {
-        let (leases, revision) = self.hub.with(|mvcc, _| (mvcc.leases(), mvcc.revision()));
+        let (leases, header) = self.gate.read(|mvcc, _| mvcc.leases()).await?;
         let leases = leases.into_iter().map(|id| PbLeaseStatus { id: id.0 }).collect();
-        Ok(Response::new(PbLeaseLeasesResponse { header: Some(self.cluster.header(revision)), leases }))
+        Ok(Response::new(PbLeaseLeasesResponse { header: Some(header), leases }))
     }
 }

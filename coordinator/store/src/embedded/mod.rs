@@ -8,11 +8,14 @@
 
 mod admin;
 mod cluster;
+mod command;
+mod gate;
 mod hub;
 mod kv;
 mod lease;
 mod memory_store;
 pub mod mvcc;
+pub mod replicated;
 mod server;
 mod status;
 mod watch;
@@ -20,4 +23,5 @@ mod wire;
 
 pub use hub::{Batch, Hub, Subscription};
 pub use memory_store::MemoryStore;
+pub use replicated::{Group, Replicas};
 pub use server::{EmbeddedError, EmbeddedServer, Options};

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use elastic_proto::replication::replication_server::ReplicationServer;
 use etcd_client::proto::{PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbWatchServer};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
@@ -14,9 +15,11 @@ use tonic::transport::Server;
 
 use super::admin::AdminService;
 use super::cluster::{Closing, Cluster};
+use super::gate::Gate;
 use super::kv::KvService;
 use super::lease::LeaseService;
 use super::mvcc::Limits;
+use super::replicated::{Group, Letters, Replicas};
 use super::status::auth_not_enabled;
 use super::watch::WatchService;
 use super::{Hub, MemoryStore};
@@ -52,6 +55,9 @@ pub enum EmbeddedError {
     /// Listening there fails for another reason.
     #[error("the embedded store cannot listen on {address}: {cause}")]
     Listen { address: SocketAddr, cause: io::Error },
+    /// The other agents that hold it cannot be written to.
+    #[error("the embedded store cannot be kept together with others: {cause}")]
+    Others { cause: String },
     /// The server ended by itself.
     #[error("the embedded store at {address} stopped serving: {cause}")]
     Serve { address: SocketAddr, cause: tonic::transport::Error },
@@ -64,6 +70,8 @@ pub struct Options {
     pub allow_remote: bool,
     /// Serves those alone who show a certificate.
     pub tls: Option<MutualTls>,
+    /// The agents that hold the store together; none for a store of this process alone.
+    pub replicas: Option<Replicas>,
     /// Bounds on what it holds.
     pub limits: Limits,
     /// Most watches at a time, of all clients together. Each stream that carries watches counts as one more.
@@ -78,7 +86,7 @@ impl Default for Options {
     fn default() -> Options {
         let (progress_every, client_check) = (Duration::from_secs(600), Duration::from_secs(10));
         let (limits, watches) = (Limits::default(), 1 << 16);
-        Options { allow_remote: false, tls: None, limits, watches, progress_every, client_check }
+        Options { allow_remote: false, tls: None, replicas: None, limits, watches, progress_every, client_check }
     }
 }
 
@@ -88,6 +96,7 @@ pub struct EmbeddedServer {
     listener: TcpListener,
     address: SocketAddr,
     hub: Arc<Hub>,
+    group: Option<Arc<Group>>,
     cluster: Cluster,
     options: Options,
 }
@@ -112,8 +121,11 @@ impl EmbeddedServer {
             io::ErrorKind::AddrInUse => EmbeddedError::InUse { address },
             _ => EmbeddedError::Listen { address, cause },
         })?;
-        let hub = Hub::start(options.limits.clone());
-        Ok(EmbeddedServer { listener, address, hub, cluster: Cluster::new(), options })
+        let start = if options.replicas.is_some() { Hub::idle } else { Hub::start };
+        let hub = start(options.limits.clone());
+        let group = options.replicas.clone().map(|replicas| Group::start(hub.clone(), replicas, options.tls.as_ref()));
+        let group = group.transpose().map_err(|cause| EmbeddedError::Others { cause })?;
+        Ok(EmbeddedServer { listener, address, hub, group, cluster: Cluster::new(), options })
     }
 
     /// Where it listens.
@@ -121,34 +133,52 @@ impl EmbeddedServer {
         self.address
     }
 
-    /// The same store for this process, without the network.
+    /// The same store for this process, without the network. Not for one that others hold too.
     pub fn store(&self) -> MemoryStore {
         MemoryStore::on(self.hub.clone())
     }
 
+    /// This process's part in a store that others hold too.
+    pub fn group(&self) -> Option<Arc<Group>> {
+        self.group.clone()
+    }
+
     /// Answers clients until `shutdown` completes; then ends their streams and returns within two seconds or so.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), EmbeddedError> {
-        let EmbeddedServer { listener, address, hub, cluster, options } = self;
-        tracing::info!(
-            %address,
-            cluster = format_args!("{:x}", cluster.id()),
-            "serving the embedded store: it is held in this process's memory, for one machine and trials; \
-             production is etcd"
-        );
+        let EmbeddedServer { listener, address, hub, group, cluster, options } = self;
         let (close, closing) = watch::channel(());
         let closing = Closing(closing);
+        let gate = match &group {
+            Some(group) => Gate::Replicated(Arc::clone(group)),
+            None => Gate::Alone { hub, cluster, closing: closing.clone() },
+        };
+        match &group {
+            Some(_) => tracing::info!(%address, "this agent is one of three that hold the job's store in memory"),
+            None => tracing::info!(
+                %address,
+                cluster = format_args!("{:x}", cluster.id()),
+                "serving the embedded store: it is held in this process's memory, for one machine and trials; \
+                 production is etcd"
+            ),
+        }
         let message = options.limits.request_bytes + MESSAGE_OVERHEAD;
-        let admin = AdminService { hub: hub.clone(), cluster, address };
-        let kv = KvService { hub: hub.clone(), cluster };
-        let lease = LeaseService { hub: hub.clone(), cluster, closing: closing.clone() };
+        let admin = AdminService { gate: gate.clone(), address };
+        let kv = KvService { gate: gate.clone() };
+        let lease = LeaseService { gate: gate.clone() };
         let (places, progress_every) = (Arc::new(Semaphore::new(options.watches)), options.progress_every);
-        let watch = WatchService { hub, cluster, closing: closing.clone(), places, progress_every };
+        let watch = WatchService { gate, places, progress_every };
         let routes = Routes::new(PbKvServer::new(kv).max_decoding_message_size(message))
             .add_service(PbLeaseServer::new(lease))
             .add_service(PbWatchServer::new(watch))
             .add_service(PbMaintenanceServer::new(admin.clone()))
             .add_service(PbClusterServer::new(admin));
         let no_login = || async { auth_not_enabled().into_http::<axum::body::Body>() };
+        let routes = match group {
+            Some(group) => {
+                routes.add_service(ReplicationServer::new(Letters(group)).max_decoding_message_size(usize::MAX))
+            }
+            None => routes,
+        };
         let router = routes.into_axum_router().route("/etcdserverpb.Auth/{method}", axum::routing::post(no_login));
         let serving = Server::builder()
             .max_concurrent_streams(STREAMS)

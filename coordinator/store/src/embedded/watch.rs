@@ -14,7 +14,8 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::cluster::{Closing, Cluster, RpcResult, Stream};
+use super::cluster::{Cluster, RpcResult, Stream};
+use super::gate::{Gate, Reign};
 use super::mvcc::{Compacted, Span};
 use super::{Batch, Hub, Subscription, status, wire};
 use crate::Revision;
@@ -31,9 +32,7 @@ fn place(places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, &'static str> 
 }
 
 pub(super) struct WatchService {
-    pub(super) hub: Arc<Hub>,
-    pub(super) cluster: Cluster,
-    pub(super) closing: Closing,
+    pub(super) gate: Gate,
     /// Room for watches and for the streams that carry them.
     pub(super) places: Arc<Semaphore>,
     /// How often a watch that asked for it hears of the store's progress.
@@ -46,10 +45,11 @@ impl PbWatchService for WatchService {
 
     async fn watch(&self, request: Request<Streaming<PbWatchRequest>>) -> RpcResult<Response<Self::WatchStream>> {
         let place = place(&self.places).map_err(Status::resource_exhausted)?;
+        let Reign { hub, cluster, closing } = self.gate.reign().await?;
         let (answers, stream) = mpsc::channel(RESPONSES_AHEAD);
         let session = Session {
-            hub: self.hub.clone(),
-            cluster: self.cluster,
+            hub,
+            cluster,
             places: Arc::clone(&self.places),
             _place: place,
             answers,
@@ -58,7 +58,7 @@ impl PbWatchService for WatchService {
             next_id: 0,
             progress_wanted: false,
         };
-        let (closing, every) = (self.closing.clone(), self.progress_every);
+        let every = self.progress_every;
         tokio::spawn(async move {
             tokio::select! {
                 _gone = session.run(request.into_inner(), every) => {}

@@ -18,7 +18,19 @@ use crate::nodes::Process::*;
 use crate::secrets::Holder;
 
 pub(crate) fn all() -> Vec<Fault> {
-    [processes(), machines(), networks(), disks(), store(), operators(), several(), coordinators(), secrets()].concat()
+    [
+        processes(),
+        machines(),
+        networks(),
+        disks(),
+        store(),
+        operators(),
+        several(),
+        coordinators(),
+        secrets(),
+        agents_store(),
+    ]
+    .concat()
 }
 
 /// Longer than what takes 20 s.
@@ -248,6 +260,16 @@ fn coordinators() -> Vec<Fault> {
         fault("the coordinator is isolated for 20 s", takeover, &[CutCoordinator(World)]),
         fault("a worker is killed while the coordinator is down", SHORT, &[killed, Kill(Worker, Follower)]).charges(1),
         fault("an agent is killed while the coordinator is frozen", LONG, &[frozen, Kill(Agent, Follower)]),
+    ]
+}
+
+/// Of the agent that serves the store, where agents hold it.
+fn agents_store() -> Vec<Fault> {
+    vec![
+        fault("the store's host is reset", AT_ONCE, &[Reset(Serving)]),
+        fault("the store's host is lost permanently", AT_ONCE, &[Lose(Serving)]),
+        fault("the store's agent is killed", AT_ONCE, &[Kill(Agent, Serving)]),
+        fault("the store's agent is frozen for 7 s", LONG, &[Freeze(Agent, Serving)]),
     ]
 }
 

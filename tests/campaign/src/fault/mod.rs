@@ -9,6 +9,7 @@ use rustix::process::Resource;
 use super::hosts::Cut;
 use super::names::Answers;
 use super::nodes::Process;
+use super::scene::Stage;
 use super::secrets::Holder;
 use super::setting::Setting;
 
@@ -23,6 +24,8 @@ pub(crate) enum Who {
     Followers,
     LeaderAndFollower,
     All,
+    /// The node whose agent serves the store.
+    Serving,
 }
 
 impl Who {
@@ -35,6 +38,8 @@ impl Who {
             Who::Followers => following.collect(),
             Who::LeaderAndFollower => leading.iter().copied().chain(following.next()).collect(),
             Who::All => all,
+            // Its place is asked for.
+            Who::Serving => Vec::new(),
         }
     }
 }
@@ -142,6 +147,20 @@ pub(crate) enum Action {
 }
 
 impl Action {
+    /// Whether it leaves alone two of the three agents, which hold the store where they do.
+    fn spares_two(&self) -> bool {
+        let one = |who: &Who| matches!(who, Who::Leader | Who::Follower | Who::Serving);
+        match self {
+            Action::Kill(process, who) | Action::Freeze(process, who) | Action::Starve(process, who) => {
+                one(who) && matches!(process, Process::Agent | Process::Guard | Process::Worker)
+            }
+            Action::Reset(who) | Action::Lose(who) | Action::Unplug(who) | Action::Drain(who, _) => one(who),
+            Action::Cut(who, side, ..) => one(who) && *side != Side::Store,
+            Action::Fill(_) | Action::ReadOnly(_) | Action::Stall(_) | Action::Wait(_) => true,
+            _ => false,
+        }
+    }
+
     /// The processes that it is for. It is done once there is one of them.
     pub(crate) fn strikes(&self) -> Option<(Process, Who)> {
         match *self {
@@ -220,11 +239,24 @@ impl Fault {
 
     /// Whether it can be injected into a job of this setting.
     pub(crate) fn applies_to(&self, setting: Setting) -> bool {
+        if setting == Setting::Replicated {
+            let strikes = self.actions.iter().filter(|action| !matches!(action, Action::Wait(_))).count();
+            return strikes == 1 && self.actions.iter().all(Action::spares_two);
+        }
         self.actions.iter().all(|action| match action {
+            Action::Reset(Who::Serving) | Action::Lose(Who::Serving) => false,
+            Action::Kill(_, Who::Serving) | Action::Freeze(_, Who::Serving) => false,
             Action::Expire(_) | Action::Rights(_) | Action::ForgetTokens => setting == Setting::Secured,
             Action::Upgrade => !matches!(setting, Setting::Etcd35 | Setting::Etcd36 | Setting::Etcd37),
             _ => setting == Setting::PyTorch || action.strikes().is_none_or(|(of, _)| of != Process::Loader),
         })
+    }
+
+    /// The same at this stage. Of the agents that hold the store one is still to come at first: none may be lost for
+    /// good.
+    pub(crate) fn applies_at(&self, setting: Setting, stage: Stage) -> bool {
+        let is_lost = self.actions.iter().any(|action| matches!(action, Action::Lose(_)));
+        setting != Setting::Replicated || stage != Stage::Joining || !is_lost
     }
 
     fn ends(self, ends: &'static [i32]) -> Fault {
@@ -245,6 +277,25 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn where_agents_hold_the_store_two_of_them_are_spared() {
+        let named = |name: &str| all().into_iter().find(|fault| fault.name == name).unwrap();
+        for (name, applies) in [
+            ("the store's host is reset", true),
+            ("an agent is killed", true),
+            ("two agents are killed", false),
+            ("the leading agent is killed, and then the next", false),
+            ("etcd is down for 7 s", false),
+            ("all hosts are reset", false),
+        ] {
+            assert_eq!(named(name).applies_to(Setting::Replicated), applies, "{name}");
+        }
+        assert!(!named("the store's host is reset").applies_to(Setting::Plain));
+        let lost = named("the store's host is lost permanently");
+        assert!(!lost.applies_at(Setting::Replicated, Stage::Joining));
+        assert!(lost.applies_at(Setting::Replicated, Stage::Quiescing));
+    }
 
     #[test]
     fn each_fault_has_a_name_of_its_own_and_does_something() {

@@ -55,10 +55,19 @@ impl Leases {
         }
     }
 
-    fn insert(&mut self, id: LeaseId, ttl: Duration, now: Time) {
-        let expires = now + ttl;
+    /// Where the store's own ids continue.
+    pub(super) fn next_id(&self) -> LeaseId {
+        self.next_id
+    }
+
+    /// Every lease: its time, and when that is up.
+    pub(super) fn all(&self) -> impl Iterator<Item = (LeaseId, Duration, Time)> {
+        self.leases.iter().map(|(&id, lease)| (id, lease.ttl, lease.expires))
+    }
+
+    pub(super) fn put(&mut self, id: LeaseId, ttl: Duration, expires: Time, keys: BTreeSet<Key>) {
         self.queue.insert((expires, id));
-        self.leases.insert(id, Lease { ttl, expires, keys: BTreeSet::new() });
+        self.leases.insert(id, Lease { ttl, expires, keys });
     }
 
     fn renew(&mut self, id: LeaseId, now: Time) -> Option<Duration> {
@@ -104,7 +113,7 @@ impl Mvcc {
         let id = id.unwrap_or_else(|| self.leases.unused_id());
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
         let ttl = Duration::from_secs(seconds).max(self.limits.min_ttl);
-        self.leases.insert(id, ttl, now);
+        self.leases.put(id, ttl, now + ttl, BTreeSet::new());
         Ok((id, ttl))
     }
 
@@ -128,6 +137,17 @@ impl Mvcc {
         }
         self.commit(at);
         Ok(())
+    }
+
+    /// Gives every lease its whole time again: another clock counts from now on, and what was left by the one before is
+    /// not known. No lease is shorter for it.
+    pub fn renew_all(&mut self, now: Time) {
+        let Leases { leases, queue, .. } = &mut self.leases;
+        queue.clear();
+        for (id, lease) in leases {
+            lease.expires = now + lease.ttl;
+            queue.insert((lease.expires, *id));
+        }
     }
 
     /// Ends the leases whose time is up, each in a revision of its own, the longest overdue first; returns them.

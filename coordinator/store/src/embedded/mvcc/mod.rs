@@ -16,6 +16,7 @@ mod lease;
 mod native;
 mod range;
 mod request;
+mod snapshot;
 mod txn;
 
 #[cfg(test)]

@@ -1,0 +1,87 @@
+//! The store that three agents hold together: this one's seat among them, where it has one.
+
+use std::time::Duration;
+
+use elastic_flags::written;
+use elastic_rendezvous::job::Endpoint;
+use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Replicas};
+use elastic_store::etcd::EtcdConfig;
+use tokio::time::timeout;
+
+use super::backend::{self, AGAIN, Backend, BackendError, Patience, Way};
+use crate::machine::interfaces;
+
+/// How long the names of other agents' hosts may be unknown before this agent takes none of them for its own.
+const NAMES: Duration = Duration::from_secs(10);
+
+/// Agents that come together agree on who serves within this time. One that waits for longer says so.
+const AGREE: Duration = Duration::from_secs(4);
+
+/// Opens the store that these agents hold together, as one of them if one of the endpoints is this machine's.
+pub(super) async fn replicated(
+    endpoints: &[Endpoint],
+    way: Way<'_>,
+    patience: Duration,
+) -> Result<Backend, BackendError> {
+    let begun = elastic_store::clock::now();
+    let names: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+    let server = take_seat(endpoints, &names, way).await?;
+    let has_seat = server.is_some();
+    if let Some((server, endpoint)) = server {
+        if way.network.leaves_open(endpoint) {
+            tracing::warn!("{}", backend::open_to_all(endpoint));
+        }
+        let group = server.group();
+        tokio::spawn(async move {
+            if let Err(error) = server.serve(std::future::pending()).await {
+                tracing::error!(%error, "this agent's part of the job's store has failed");
+            }
+        });
+        if let Some(group) = group
+            && timeout(AGREE.min(patience), group.is_served()).await.is_err()
+        {
+            tracing::warn!("{}: waiting for another, up to join_timeout ({})", group.missing(), written(patience));
+            // If no other comes, the store says so below.
+            let _ = timeout(patience.saturating_sub(AGREE), group.is_served()).await;
+        }
+    }
+    let mut config = EtcdConfig::new(names.clone());
+    config.peers = way.tls.cloned();
+    let left = patience.saturating_sub(elastic_store::clock::now().since(begun));
+    let advice = "the store is served while two of the three agents at --rdzv-endpoint are there";
+    let found = backend::etcd(config, None, &Patience::of(left, advice, way)).await?;
+    let name = format!("the store held by the agents at {}", names.join(", "));
+    Ok(Backend { name, serves: has_seat, hosts: endpoints.to_vec(), ..found })
+}
+
+/// Takes the first of this machine's seats that no other agent has.
+async fn take_seat<'a>(
+    endpoints: &'a [Endpoint],
+    names: &[String],
+    way: Way<'_>,
+) -> Result<Option<(EmbeddedServer, &'a Endpoint)>, BackendError> {
+    let begun = elastic_store::clock::now();
+    loop {
+        let mut unknown = false;
+        for (seat, endpoint) in endpoints.iter().enumerate() {
+            let Ok(addresses) = backend::resolve(endpoint).await else {
+                unknown = true;
+                continue;
+            };
+            if !backend::are_own(&addresses, &interfaces::all().unwrap_or_default()) {
+                continue;
+            }
+            let replicas = Replicas { endpoints: names.to_vec(), seat };
+            match backend::serve(endpoint, Some(replicas), way, NAMES).await {
+                Ok(server) => return Ok(Some((server, endpoint))),
+                // Another agent of this machine has it.
+                Err(BackendError::Serve(EmbeddedError::InUse { .. })) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !unknown || elastic_store::clock::now().since(begun) >= NAMES {
+            return Ok(None);
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
