@@ -61,7 +61,9 @@ fn compare(torch: &Torch, settings: &Settings, flags: &str) {
     assert!(ran.status.success(), "{flags}: {}", String::from_utf8_lossy(&ran.stderr));
 
     let rate = settings.rate(STEPS);
-    for (step, theirs) in (1..).zip(String::from_utf8(ran.stdout).unwrap().lines()) {
+    let rates = String::from_utf8(ran.stdout).unwrap();
+    assert_eq!(rates.lines().count() as u64, STEPS, "{flags}: {rates}");
+    for (step, theirs) in (1..).zip(rates.lines()) {
         let (ours, theirs) = (rate.of(step), theirs.parse::<f32>().unwrap());
         assert!((ours - theirs).abs() <= 1e-6 * theirs, "{flags}: step {step} has rate {ours}, PyTorch's {theirs}");
     }

@@ -130,7 +130,7 @@ pub enum CommandError {
         all: usize,
     },
     /// The one that was asked for is damaged.
-    #[error("cannot export {name}: {cause}")]
+    #[error("cannot load {name}: {cause}")]
     Broken {
         /// Its folder's name.
         name: Name,

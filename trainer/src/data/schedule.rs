@@ -51,7 +51,12 @@ impl Schedule {
 
     /// Epochs in all, the last one perhaps in part.
     pub fn epochs(&self) -> u64 {
-        self.steps.div_ceil(self.steps_per_epoch())
+        self.epochs_of(self.steps)
+    }
+
+    /// Epochs that so many steps visit, the last one perhaps in part.
+    pub fn epochs_of(&self, steps: u64) -> u64 {
+        steps.div_ceil(self.steps_per_epoch())
     }
 
     /// The batch of the step that follows `done` steps.
@@ -86,7 +91,7 @@ mod tests {
         let batches: Vec<_> = (0..schedule.total_steps()).map(|done| schedule.batch_after(done)).collect();
         let places: Vec<_> = batches.iter().map(|b| (b.epoch, b.first, b.end)).collect();
         assert_eq!(places, [(0, 0, 4), (0, 4, 8), (0, 8, 10), (1, 0, 4), (1, 4, 8), (1, 8, 10)]);
-        let epochs = |steps| Schedule::of_steps(10, 4, steps).epochs();
+        let epochs = |steps| schedule.epochs_of(steps);
         assert_eq!([1, 3, 4, 6, 7].map(epochs), [1, 1, 2, 2, 3], "a part of an epoch counts");
     }
 

@@ -6,7 +6,7 @@
 
 #![allow(clippy::disallowed_types)] // It reads one file.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -118,10 +118,11 @@ impl TokenFile {
     pub fn open(path: &Path, form: Form, vocabulary: usize) -> Result<TokenFile, TokenFileError> {
         let unread = |cause| TokenFileError::Read { path: path.to_owned(), cause };
         let refused = |cause| TokenFileError::Format { path: path.to_owned(), cause };
-        let file = File::open(path).map_err(unread)?;
-        if !file.metadata().map_err(unread)?.is_file() {
+        // To open a pipe would wait for its writer.
+        if !fs::metadata(path).map_err(unread)?.is_file() {
             return Err(refused("it is not a regular file".to_owned()));
         }
+        let file = File::open(path).map_err(unread)?;
         let stamp = stamp(&file).map_err(unread)?;
         let (start, width) = match form {
             Form::Text => (0, 1),

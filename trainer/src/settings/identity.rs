@@ -7,7 +7,8 @@ use super::device::Precision;
 use super::{OptimizerName, Settings};
 use crate::model::Course;
 
-/// The flags that `--change` may name: a step has the same samples, and the state the same tensors, whatever they are.
+/// The flags that `--change` may name: a step has the same samples, and the state the same tensors, whatever they are,
+/// except where momentum begins or ends.
 pub(crate) const CHANGEABLE: [&str; 13] = [
     "lr",
     "schedule",
@@ -57,7 +58,10 @@ impl Settings {
         let Settings { optimizer, betas: [beta1, beta2], eps, momentum, nesterov, .. } = *self;
         let mut words = String::new();
         if optimizer == OptimizerName::Sgd {
-            words += &format!(" --optimizer sgd --momentum {momentum}");
+            words += " --optimizer sgd";
+        }
+        if momentum > 0.0 {
+            words += &format!(" --momentum {momentum}");
         }
         if nesterov {
             words += " --nesterov";
@@ -73,14 +77,20 @@ impl Settings {
 
     /// Those differences that `--change` does not name.
     pub(crate) fn not_meant(&self, differences: &[Difference]) -> Vec<Difference> {
-        differences.iter().filter(|one| !self.change.contains(&one.name)).cloned().collect()
+        differences.iter().filter(|one| !(may_change(one) && self.change.contains(&one.name))).cloned().collect()
     }
+}
+
+/// Whether training can resume in spite of a difference. Momentum is a part of the state where there is any.
+fn may_change(one: &Difference) -> bool {
+    let keeps_the_state = one.name != "momentum" || one.ours.is_some() && one.theirs.is_some();
+    CHANGEABLE.contains(&&*one.name) && keeps_the_state
 }
 
 /// What may be done about differences, in words.
 pub(crate) fn advice(differences: &[Difference]) -> String {
     let names: Vec<&str> = differences.iter().map(|one| &*one.name).collect();
-    if names.iter().all(|name| CHANGEABLE.contains(name)) {
+    if differences.iter().all(may_change) {
         format!("; if that is meant, add --change {}", names.join(","))
     } else {
         String::new()
@@ -110,7 +120,8 @@ mod tests {
             (|settings| settings.schedule = Course::Linear, "--schedule linear --lr-min 0 (over 70 steps)"),
             (|settings| settings.betas = [0.8, 0.95], "--betas 0.8,0.95"),
             (|settings| settings.eps = 1e-6, "--eps 0.000001"),
-            (|settings| settings.optimizer = OptimizerName::Sgd, "--optimizer sgd --momentum 0"),
+            (|settings| settings.optimizer = OptimizerName::Sgd, "--optimizer sgd"),
+            (|settings| settings.momentum = 0.5, "--momentum 0.5"),
             (|settings| settings.clip = Some(0.5), "--clip 0.5"),
             (|settings| settings.precision = Precision::Bf16, "--precision bf16"),
         ] {
@@ -139,5 +150,13 @@ mod tests {
         let other = Settings::default().identity("--other", "(data)", 70);
         let differences = other.differences(&theirs);
         assert!(differences.len() == 2 && advice(&differences).is_empty(), "another model is no change");
+        // Where momentum begins, the state has other tensors.
+        let moving = |momentum| Settings { momentum, change: vec!["momentum".to_owned()], ..Settings::default() };
+        for (before, meant) in [(0.0, false), (0.5, true)] {
+            let [before, now] = [moving(before), moving(0.9)].map(|one| one.identity("--model", "(data)", 70));
+            let differences = now.differences(&before);
+            assert_eq!(moving(0.9).not_meant(&differences).is_empty(), meant);
+            assert_eq!(advice(&differences).is_empty(), !meant);
+        }
     }
 }

@@ -43,7 +43,7 @@ pub struct Settings {
     #[arg(long, value_name = "COUNT", default_value = "8")]
     pub shards: NonZeroU32,
     /// Samples of a shard that a worker's thread computes at once: bounds its memory. A shard's pieces are added in
-    /// order, so a run must continue with the same value [default: all of a shard]
+    /// order, so a run continues with the same value, or with --change micro-batch [default: all of a shard]
     #[arg(long, value_name = "SAMPLES")]
     pub micro_batch: Option<NonZeroUsize>,
     /// How parameters move along the gradient, as in PyTorch. On GPUs, adamw alone
@@ -52,8 +52,8 @@ pub struct Settings {
     /// Learning rate
     #[arg(long, value_name = "RATE", default_value = "0.001", value_parser = positive)]
     pub lr: f32,
-    /// Course of the learning rate after the warm-up. If it falls, a run can only continue with the same --epochs or
-    /// --max-steps
+    /// Course of the learning rate after the warm-up. If it falls, a run continues with the same --epochs or
+    /// --max-steps, or with --change epochs
     #[arg(long, value_enum, value_name = "COURSE", default_value_t = Course::Constant)]
     pub schedule: Course,
     /// Steps in which the learning rate rises evenly: step 1 has --lr / STEPS, step STEPS has --lr
@@ -97,7 +97,7 @@ pub struct Settings {
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
     pub device: Device,
     /// Precision of matrix products on a GPU. Parameters, gradients and the optimizer's state are always f32. A run
-    /// must continue with the same precision
+    /// continues with the same precision, or with --change precision
     #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Precision::F32)]
     pub precision: Precision,
     /// How workers on GPUs sum their gradients: nccl, between the GPUs; tcp, through the hosts; or auto, over NCCL if
@@ -214,9 +214,6 @@ impl Settings {
     pub(crate) fn contradiction(&self) -> Option<&'static str> {
         let of_adamw = self.betas == [0.9, 0.999] && self.eps == 1e-8;
         match self.optimizer {
-            _ if self.init.is_some() && matches!(self.resume, Resume::From { .. }) => {
-                Some("--init and --resume both say where to begin")
-            }
             OptimizerName::AdamW if self.momentum > 0.0 => Some("--momentum needs --optimizer sgd"),
             OptimizerName::AdamW if self.nesterov => Some("--nesterov needs --optimizer sgd"),
             OptimizerName::Sgd if self.nesterov && self.momentum == 0.0 => Some("--nesterov needs --momentum"),
@@ -445,13 +442,6 @@ mod tests {
         );
         assert!(
             said(|settings| (settings.optimizer, settings.eps) = (OptimizerName::Sgd, 1e-6)).starts_with("--betas")
-        );
-        assert!(
-            said(|settings| {
-                settings.init = Some("first.safetensors".into());
-                settings.resume = "/other".parse().unwrap();
-            })
-            .starts_with("--init and --resume")
         );
     }
 

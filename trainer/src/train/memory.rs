@@ -8,33 +8,44 @@ use crate::settings::Settings;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Memory {
     parameters: u64,
+    /// Those that are added, in all threads, if this rank computes all shards.
+    gradients: u64,
     /// What the optimizer keeps.
     optimizer: u64,
     /// What a pass keeps, in all threads.
     activations: Option<u64>,
-    /// Of the node: two copies of the state.
+    /// Two copies of the state: the node's, or rank 0's own.
     snapshots: u64,
 }
 
 impl Memory {
     /// Of a rank that trains this model.
-    pub(super) fn of<M: Model>(model: &M, settings: &Settings, has_agent: bool) -> Memory {
+    pub(super) fn of<M: Model>(model: &M, settings: &Settings, samples: u64, has_agent: bool) -> Memory {
         let parameters = (model.parameters() * size_of::<f32>()) as u64;
         let optimizer = settings.optimizer().kept().len() as u64 * parameters;
-        let shard = settings.batch.get().div_ceil(settings.shards.get().into()) as usize;
+        let (shards, threads) = (u64::from(settings.shards.get()), settings.threads.get() as u64);
+        // A thread keeps a sum for each level of its part of the tree.
+        let levels = u64::from(shards.div_ceil(threads).next_power_of_two().ilog2()) + 1;
+        let cut = u64::from(settings.micro_batch.is_some());
+        let gradients = (threads * (levels + cut) + 1) * parameters;
+        let shard = settings.batch.get().min(samples).div_ceil(shards) as usize;
         let samples = settings.micro_batch.map_or(shard, |most| shard.min(most.get()));
-        let activations = model.activation_bytes(samples).map(|bytes| bytes * settings.threads.get() as u64);
-        let snapshots = if has_agent && settings.snapshot_every > 0 { 2 * (parameters + optimizer) } else { 0 };
-        Memory { parameters, optimizer, activations, snapshots }
+        let activations = model.activation_bytes(samples).map(|bytes| bytes * threads);
+        let snapshots = if has_agent && settings.snapshot_every > 0 || settings.checkpoint_dir.is_some() {
+            2 * (parameters + optimizer)
+        } else {
+            0
+        };
+        Memory { parameters, gradients, optimizer, activations, snapshots }
     }
 
-    /// A line for people. A rank sums a gradient beside the one that it computes.
+    /// A line for people.
     pub(super) fn line(&self) -> String {
-        let Memory { parameters, optimizer, activations, snapshots } = *self;
-        let mut parts = vec![("parameters", parameters), ("gradient", 2 * parameters), ("optimizer", optimizer)];
+        let Memory { parameters, gradients, optimizer, activations, snapshots } = *self;
+        let mut parts = vec![("parameters", parameters), ("gradients up to", gradients), ("optimizer", optimizer)];
         parts.extend(activations.map(|bytes| ("activations about", bytes)));
         if snapshots > 0 {
-            parts.push(("the node's snapshots", snapshots));
+            parts.push(("snapshots", snapshots));
         }
         let parts: Vec<String> = parts.into_iter().map(|(part, count)| format!("{part} {}", bytes(count))).collect();
         format!("memory of a rank: {}", parts.join(", "))
@@ -52,14 +63,14 @@ mod tests {
         let mut settings = Settings { snapshot_every: 10, ..Settings::default() };
         // 64 · 100 + 100 + 100 · 10 + 10 numbers
         let perceptron = Mlp::new(&[64, 100, 10]);
-        let line = Memory::of(&perceptron, &settings, false).line();
-        assert_eq!(line, "memory of a rank: parameters 30.0 kB, gradient 60.1 kB, optimizer 60.1 kB");
+        let line = Memory::of(&perceptron, &settings, 100, false).line();
+        assert_eq!(line, "memory of a rank: parameters 30.0 kB, gradients up to 150.2 kB, optimizer 60.1 kB");
         // Two threads with 2 of the 8 samples of a shard; GPT-2 keeps about 200 numbers for each number of a width.
         settings.micro_batch = 2.try_into().ok();
         settings.threads = 2.try_into().unwrap();
-        let line = Memory::of(&Gpt::new(Size::GPT2), &settings, true).line();
-        let wanted = "memory of a rank: parameters 497.8 MB, gradient 995.5 MB, optimizer 995.5 MB, activations about 2.7 GB, \
-            the node's snapshots 3.0 GB";
+        let line = Memory::of(&Gpt::new(Size::GPT2), &settings, 100, true).line();
+        let wanted = "memory of a rank: parameters 497.8 MB, gradients up to 4.5 GB, optimizer 995.5 MB, activations about 2.7 GB, \
+            snapshots 3.0 GB";
         assert_eq!(line, wanted);
     }
 }

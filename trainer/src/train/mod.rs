@@ -180,7 +180,12 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Goes from round to round.
     pub(crate) fn train(mut self) -> Result<Outcome, TrainError> {
         if self.membership.config.rank == 0 {
-            let memory = Memory::of(self.run.model, self.run.settings, self.membership.agent.is_some());
+            let memory = Memory::of(
+                self.run.model,
+                self.run.settings,
+                self.run.schedule.samples,
+                self.membership.agent.is_some(),
+            );
             self.history.lines.printer.line(format_args!("{}", memory.line()));
         }
         loop {
@@ -364,7 +369,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
         if rank == 0 {
             let History { account, lines: Lines { printer, .. }, .. } = &mut self.history;
-            printer.line(format_args!("done: {step} steps, {} epochs", self.run.schedule.epochs()));
+            printer.line(format_args!("done: {step} steps, {} epochs", self.run.schedule.epochs_of(step)));
             printer.line(format_args!("{}", account.summary(Instant::now())));
             self.history.draw(self.run.data.reachable_loss());
             let checksum = self.held.state.checksum();

@@ -8,6 +8,7 @@ use crate::checkpoint;
 use crate::data::Data;
 use crate::engine::state::State;
 use crate::engine::{self, DeviceError, Engine};
+use crate::model::optimizer::PREFIXES;
 use crate::model::{Model, Optimizer, Tensor};
 use crate::settings::{Collectives, Environment, Settings};
 
@@ -63,6 +64,9 @@ fn check<M: Model>(model: &M, optimizer: &Optimizer, data: &dyn Data<Batch = M::
     }
     if end != model.parameters() || end == 0 {
         return Err(format!("its tensors hold {end} numbers, and it has {} parameters", model.parameters()));
+    }
+    if let Some(one) = model.tensors().iter().find(|one| PREFIXES.iter().any(|kept| one.name.starts_with(kept))) {
+        return Err(format!("its tensor {} has a name like those of an optimizer's state: give it another", one.name));
     }
     let mut names = BTreeSet::new();
     let mut entries = State::entries(model.tensors(), optimizer).into_iter();

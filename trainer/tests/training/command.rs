@@ -127,7 +127,7 @@ fn a_checkpoint_is_exported_as_plain_safetensors() {
     flip(&checkpoints[1].join("rank0-of-1.safetensors"), 5000);
     let other = folder.path().join("other");
     let (_, logged) = refused(&["export", text(&checkpoints[1]), text(&other)]);
-    assert!(logged.contains("cannot export step-00000046-r2") && logged.contains("chunk 0"), "{logged}");
+    assert!(logged.contains("cannot load step-00000046-r2") && logged.contains("chunk 0"), "{logged}");
     assert!(!other.exists());
     assert!(done(&["export", dir, text(&other)]).contains("step 23"), "the newest that is whole");
 }

@@ -212,6 +212,7 @@ fn a_model_of_tokens_generates_numbers() {
     let printed = done(&["generate", dir, "--prompt", "3, 4", "--tokens", "5"]);
     let tokens: Vec<u32> = printed.split_whitespace().map(|word| word.parse().unwrap()).collect();
     assert!(tokens.len() == 7 && tokens.starts_with(&[3, 4]) && tokens.iter().all(|token| *token < 16), "{printed}");
+    assert_eq!(done(&["generate", dir, "--prompt", " , ", "--tokens", "5"]).split_whitespace().count(), 6, "from 0 on");
     let export = folder.path().join("export");
     done(&["export", dir, name(&export)]);
     let error = refused(&["gpt", "--init-from", name(&export), "--text", name(&export.join("config.json"))]);

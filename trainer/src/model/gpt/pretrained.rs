@@ -119,7 +119,7 @@ impl Config {
         let plain = Config::default();
         let others = [
             ("model_type", self.model_type != plain.model_type),
-            ("n_inner", self.n_inner.is_some_and(|inner| inner != 4 * n_embd)),
+            ("n_inner", self.n_inner.is_some_and(|inner| n_embd.checked_mul(4) != Some(inner))),
             ("activation_function", !["gelu_new", "gelu_pytorch_tanh"].contains(&&*self.activation_function)),
             ("layer_norm_epsilon", (self.layer_norm_epsilon - plain.layer_norm_epsilon).abs() > 1e-12),
             ("scale_attn_weights", !self.scale_attn_weights),
@@ -130,7 +130,8 @@ impl Config {
             return Err(format!("{CONFIG} has another {name} than GPT-2"));
         }
         let size = Size { vocabulary: vocab_size, context: n_positions, layers: n_layer, heads: n_head, width: n_embd };
-        size.refusal().map_or(Ok(size), Err)
+        let refused = |said: String| Err(format!("{CONFIG} has a size that cannot be: {}", said.replace("--", "")));
+        size.refusal().map_or(Ok(size), refused)
     }
 }
 
@@ -155,7 +156,8 @@ impl Pretrained {
 
     /// What distinguishes it, in words.
     pub(super) fn identity(&self) -> String {
-        format!("--init-from ({} bytes, sampled crc32c {:08x})", self.length, self.checksum)
+        let bytes = if self.bytes { " (bytes)" } else { "" };
+        format!("--init-from {}-bytes,crc32c:{:08x}{bytes}", self.length, self.checksum)
     }
 
     /// Reads the parameters, and compares the logits that the file notes.
@@ -218,17 +220,17 @@ fn look(weights: PathBuf, config: &Path) -> Result<Pretrained, String> {
         return Err(format!("it has a tensor {more}, which GPT-2 has not"));
     }
     let checksum = sampled(length, 1, |place, bytes| file.read_exact_at(bytes, place)).map_err(unread)?;
-    let bytes = config.tokens.as_deref() == Some("bytes");
+    let bytes = config.tokens.as_deref() == Some("bytes") && size.vocabulary == 256;
     Ok(Pretrained { weights, size, bytes, places, head, note, length, checksum })
 }
 
 /// Where the data begins, and what is in it.
 fn header(file: &File, length: u64) -> Result<(u64, Metadata), String> {
     let mut bytes = vec![0; 8];
-    file.read_exact_at(&mut bytes, 0).map_err(|error| error.to_string())?;
+    file.read_exact_at(&mut bytes, 0).map_err(|_| format!("it is cut short: it has {length} bytes"))?;
     let said = u64::from_le_bytes(bytes[..8].try_into().unwrap_or_default());
     if said > LONGEST.min(length) {
-        return Err("it is no safetensors file".to_owned());
+        return Err(format!("it is no safetensors file, or cut short: a header of {said} bytes in {length}"));
     }
     bytes.resize(8 + said as usize, 0);
     file.read_exact_at(&mut bytes[8..], 8).map_err(|error| error.to_string())?;

@@ -81,7 +81,8 @@ impl Generate {
                         format!("--prompt: \"{word}\" is no token of this model; write numbers from 0 to {most}").into()
                     })
                 };
-                words.map(token).collect()
+                let tokens = words.map(token).collect::<Result<Vec<u32>>>()?;
+                Ok(if tokens.is_empty() { vec![0] } else { tokens })
             }
         }
     }

@@ -41,9 +41,10 @@ pub struct Flags {
     #[command(flatten)]
     pub text: Text,
     /// Begin with this GPT-2: a folder with config.json and model.safetensors, as transformers' save_pretrained and
-    /// `elastic-trainer export` write it. It has its own size; --context may shorten the windows
+    /// `elastic-trainer export` write it. It has its own size; --context may shorten the windows.
+    /// Each start of the run needs it
     #[arg(long, value_name = "DIR|FILE", requires = "file")]
-    #[arg(conflicts_with_all = ["size", "layers", "heads", "width", "vocabulary"])]
+    #[arg(conflicts_with_all = ["size", "layers", "heads", "width", "vocabulary", "init"])]
     pub init_from: Option<PathBuf>,
     /// Size of the network; the next five flags change parts of it
     #[arg(long, value_enum, default_value_t = Preset::Tiny)]

@@ -37,7 +37,7 @@ impl Trained {
         let another = || format!("{} holds checkpoints of another model than a GPT", dir.display());
         let (gpt, parameters) = network(&loaded).ok_or_else(another)?;
         let Loaded { manifest, .. } = loaded;
-        let is_of_bytes = manifest.settings.contains(" --text (");
+        let is_of_bytes = [" --text (", " (bytes)"].iter().any(|said| manifest.settings.contains(said));
         Ok(Trained { gpt, parameters, is_of_bytes, step: manifest.step })
     }
 }
