@@ -6,7 +6,6 @@ use super::TrainError;
 use super::init::InitFile;
 use crate::checkpoint;
 use crate::data::Data;
-use crate::engine::state::State;
 use crate::engine::{self, DeviceError, Engine};
 use crate::model::optimizer::PREFIXES;
 use crate::model::{Model, Optimizer, Tensor};
@@ -69,9 +68,8 @@ fn check<M: Model>(model: &M, optimizer: &Optimizer, data: &dyn Data<Batch = M::
         return Err(format!("its tensor {} has a name like those of an optimizer's state: give it another", one.name));
     }
     let mut names = BTreeSet::new();
-    let mut entries = State::entries(model.tensors(), optimizer).into_iter();
-    if let Some(entry) = entries.find(|entry| !names.insert(entry.name.clone())) {
-        return Err(format!("two of its tensors, or a tensor and the optimizer's, are called {}", entry.name));
+    if let Some(one) = model.tensors().iter().find(|one| !names.insert(&one.name)) {
+        return Err(format!("two of its tensors are called {}", one.name));
     }
     // The state, a gradient and its sum. It is only asked for, not touched.
     checkpoint::room(((3 + optimizer.kept().len()) * end * size_of::<f32>()) as u64)?;
