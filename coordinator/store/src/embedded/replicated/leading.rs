@@ -202,10 +202,17 @@ impl Replica {
             (lives[seat] != peer.life && caught_up && is_there).then_some((seat, peer.life))
         };
         let are_two = lives.iter().filter(|&&life| life != 0).count() == 2;
+        let ended = lives.iter().position(|life| self.ended.contains(life));
         let mut lives_then = lives.clone();
         let third_comes_then = match peers.iter().find_map(ready) {
             Some((seat, _)) if lives[seat] != 0 => {
                 lives_then[seat] = 0;
+                false
+            }
+            // Of two with an ended one, the other decides alone. Had it to ask the third first, it would have to wait for
+            // the ended one.
+            Some(_) if are_two && ended.is_some() => {
+                ended.into_iter().for_each(|seat| lives_then[seat] = 0);
                 false
             }
             Some(_) if are_two && !third_comes => true,
