@@ -7,7 +7,8 @@ use elastic_proto::replication::{Entry, Place, Voters};
 use prost::Message;
 
 /// What is kept of what was carried out, for replicas that lag: entries, and their bytes. Others get the whole state.
-const KEPT: usize = 1024;
+/// Few in tests, so that states are sent there often.
+const KEPT: usize = if cfg!(test) { 8 } else { 1024 };
 const KEPT_BYTES: usize = 8 << 20;
 
 /// The most of one letter. One entry is always sent.

@@ -23,6 +23,7 @@
 
 mod group;
 mod leading;
+mod life;
 mod log;
 mod post;
 mod replica;

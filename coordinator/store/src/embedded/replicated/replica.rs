@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elastic_proto::replication::entry::What;
 use elastic_proto::replication::letter::Body;
-use elastic_proto::replication::{Append, Ask, Command, Entry, Hello, Letter, Place, Snapshot, Took, Vote, Voters};
+use elastic_proto::replication::{Append, Ask, Command, Hello, Letter, Place, Snapshot, Took, Vote};
 use elastic_rendezvous::time::Time;
 
 use super::leading::Peer;
@@ -19,17 +19,8 @@ pub(super) const BEAT: Duration = Duration::from_millis(100);
 /// majority for this long leads no more.
 pub(super) const ELECTION: Duration = Duration::from_secs(1);
 
-/// How long a fresh life looks for one that has a state before it begins a cluster.
-const LOOK: Duration = Duration::from_secs(1);
-
 /// Who was heard this recently is there.
-const RECENT: Duration = Duration::from_secs(1);
-
-/// How long a founder waits for the one that it founds with.
-pub(super) const UNCONFIRMED: Duration = Duration::from_secs(5);
-
-/// How long a life without a leader waits for its cluster where it has no vote in it, or another cluster is there.
-const FORSAKEN: Duration = Duration::from_secs(10);
+pub(super) const RECENT: Duration = Duration::from_secs(1);
 
 /// What the driver is to do.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,13 +82,13 @@ pub(super) struct Heard {
 #[derive(Debug)]
 pub struct Replica {
     pub(super) seat: usize,
-    seats: usize,
+    pub(super) seats: usize,
     /// Checksum of the endpoints.
     endpoints: u64,
     seed: u64,
     pub(super) life: u64,
     /// When this life began.
-    begun: Time,
+    pub(super) begun: Time,
     pub(super) cluster: u64,
     pub(super) term: u64,
     /// The life that has this one's vote in this term.
@@ -110,7 +101,7 @@ pub struct Replica {
     due: Time,
     greeted: Time,
     /// When a leader was last heard.
-    led: Time,
+    pub(super) led: Time,
     pub(super) heard: Vec<Option<Heard>>,
     /// Lives that have certainly ended.
     pub(super) ended: BTreeSet<u64>,
@@ -184,7 +175,7 @@ impl Replica {
         }
     }
 
-    fn is_there(&self, seat: usize, now: Time) -> bool {
+    pub(super) fn is_there(&self, seat: usize, now: Time) -> bool {
         self.heard[seat].is_some_and(|heard| now.since(heard.at) <= RECENT)
     }
 
@@ -421,7 +412,11 @@ impl Replica {
             return;
         }
         let place = snapshot.place.unwrap_or_default();
-        if place.index > self.commit {
+        if place.index > self.commit && self.log.term(place.index) == Some(place.term) {
+            // It has this already. What follows here may be counted on.
+            self.commit = place.index;
+            self.apply();
+        } else if place.index > self.commit {
             self.log = Log::after(place, snapshot.voters.unwrap_or_default());
             (self.commit, self.applied) = (place.index, place.index);
             self.out.push(Output::Restore(snapshot.state));
@@ -441,58 +436,5 @@ impl Replica {
             }
         }
         self.log.trim(self.applied);
-    }
-
-    /// Begins a cluster with the first of the fresh ones, if none has one already.
-    fn found(&mut self, now: Time) {
-        let there: Vec<usize> = self.others().filter(|&seat| self.is_there(seat, now)).collect();
-        let has_cluster = |seat: &usize| self.heard[*seat].is_some_and(|heard| heard.cluster != 0);
-        let (Some(&first), false) = (there.first(), there.iter().any(has_cluster)) else { return };
-        if now.since(self.begun) < LOOK || first < self.seat {
-            return;
-        }
-        let mut lives = vec![0; self.seats];
-        lives[self.seat] = self.life;
-        lives[first] = self.heard[first].map_or(0, |heard| heard.life);
-        self.cluster = self.draw();
-        self.term = 1;
-        self.voted = self.life;
-        self.led = now;
-        self.log.push(Entry { term: 1, what: Some(What::Voters(Voters { lives, third_comes: false })) });
-        self.lead(now);
-    }
-
-    /// Begins a new life where this one's cluster is lost, or nothing shows that it is not.
-    fn reconsider(&mut self, now: Time) {
-        if self.cluster == 0 {
-            return;
-        }
-        let is_lost = !self.suffice(|life| !self.ended.contains(&life));
-        let elsewhere = |heard: &Option<Heard>| heard.is_some_and(|heard| ![0, self.cluster].contains(&heard.cluster));
-        let gives_up = match &self.role {
-            Role::Leader { since, .. } => {
-                let (unconfirmed, other) = (self.commit == 0, self.heard.iter().any(elsewhere));
-                (unconfirmed && now.since(*since) > UNCONFIRMED) || (other && (unconfirmed || self.is_alone()))
-            }
-            _ => {
-                let for_long = now.since(self.led);
-                let has_no_use = !self.votes() || self.heard.iter().any(elsewhere);
-                (self.commit == 0 && for_long > UNCONFIRMED) || (for_long > FORSAKEN && has_no_use)
-            }
-        };
-        if is_lost || gives_up {
-            self.begin_again(now);
-        }
-    }
-
-    fn begin_again(&mut self, now: Time) {
-        self.life = self.draw();
-        self.begun = now;
-        (self.cluster, self.term, self.voted) = (0, 0, 0);
-        self.log = Log::default();
-        (self.commit, self.applied) = (0, 0);
-        self.role = Role::Fresh;
-        self.out.retain(|output| !matches!(output, Output::Send(..)));
-        self.out.push(Output::Reset);
     }
 }

@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use elastic_proto::replication::{Command, Letter, Place};
+use elastic_proto::replication::entry::What;
+use elastic_proto::replication::letter::Body;
+use elastic_proto::replication::{Append, Command, Entry, Letter, Place, Snapshot, Voters};
 use elastic_rendezvous::time::Time;
 use proptest::prelude::*;
 use rand::rngs::SmallRng;
@@ -86,7 +88,7 @@ impl World {
             let Some(process) = &mut self.seats[seat] else { return };
             match output {
                 Output::Send(to, mut letter) => {
-                    if let Some(elastic_proto::replication::letter::Body::Snapshot(snapshot)) = &mut letter.body {
+                    if let Some(Body::Snapshot(snapshot)) = &mut letter.body {
                         snapshot.state = process.store.saved();
                     }
                     self.post(seat, to, letter);
@@ -390,6 +392,25 @@ fn what_is_agreed_on_stays_so_under_many_faults() {
         let run = std::panic::catch_unwind(|| under_faults(seed));
         assert!(run.is_ok(), "with seed {seed}");
     }
+}
+
+#[test]
+fn a_state_that_comes_late_undoes_nothing_that_follows_it() {
+    let mut replica = Replica::new(&endpoints(), 1, 5, Time::ZERO);
+    let (life, endpoints) = (replica.life(), replica.tick(Time::from_millis(200)));
+    let Some(Output::Send(_, Letter { endpoints, .. })) = endpoints.first().cloned() else { panic!("it is silent") };
+    let mut receive = |body: Body| {
+        let of = Letter { life: 9, to: life, cluster: 4, term: 2, to_seat: 1, endpoints, ..Letter::default() };
+        replica.receive(Time::from_millis(300), Letter { body: Some(body), ..of });
+        (replica.log.last().index, replica.commit)
+    };
+    let voters = Voters { lives: vec![9, life, 0], ..Voters::default() };
+    let entry = |what| Entry { term: 2, what: Some(what) };
+    let mut entries = vec![entry(What::Voters(voters.clone()))];
+    entries.extend((2..7).map(|at| entry(What::Command(command::at(Time::from_millis(at), command::tick())))));
+    assert_eq!(receive(Body::Append(Append { prev: None, entries, commit: 2 })), (6, 2));
+    let late = Snapshot { place: Some(Place { index: 4, term: 2 }), voters: Some(voters), state: Vec::new() };
+    assert_eq!(receive(Body::Snapshot(late)), (6, 4));
 }
 
 #[test]
