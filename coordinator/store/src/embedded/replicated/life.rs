@@ -34,7 +34,7 @@ impl Replica {
         self.term = 1;
         self.voted = self.life;
         self.led = now;
-        self.log.push(Entry { term: 1, what: Some(What::Voters(Voters { lives, third_comes: false })) });
+        self.log.push(Entry { term: 1, what: Some(What::Voters(Voters { lives, third_comes: 0 })) });
         self.lead(now);
     }
 

@@ -55,8 +55,14 @@ impl Log {
 
     /// Who votes, and the entry that says so.
     pub(super) fn voters(&self) -> (u64, &Voters) {
-        const NONE: &Voters = &Voters { lives: Vec::new(), third_comes: false };
+        const NONE: &Voters = &Voters { lives: Vec::new(), third_comes: 0 };
         self.voters.last().map_or((0, NONE), |(index, voters)| (*index, voters))
+    }
+
+    /// Whether at most two voted before that entry.
+    pub(super) fn were_few(&self) -> bool {
+        let before = self.voters.iter().rev().nth(1);
+        before.is_some_and(|(_, voters)| voters.lives.iter().filter(|&&life| life != 0).count() <= 2)
     }
 
     /// Who voted as of an entry.

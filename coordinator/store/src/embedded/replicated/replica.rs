@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elastic_proto::replication::entry::What;
 use elastic_proto::replication::letter::Body;
-use elastic_proto::replication::{Append, Ask, Command, Hello, Letter, Place, Snapshot, Took, Vote};
+use elastic_proto::replication::{Append, Ask, Command, Hello, Letter, Place, Snapshot, Took, Vote, Voters};
 use elastic_rendezvous::time::Time;
 
 use super::leading::Peer;
@@ -220,22 +220,35 @@ impl Replica {
         self.voters().get(self.seat) == Some(&self.life)
     }
 
+    /// The lives that may decide something, by seat: those that vote, and the third that is about to.
+    pub(super) fn deciders(&self) -> Vec<u64> {
+        let (_, Voters { lives, third_comes }) = self.log.voters();
+        lives.iter().map(|&life| if life == 0 { *third_comes } else { life }).collect()
+    }
+
+    fn decides(&self, life: u64) -> bool {
+        self.deciders().contains(&life)
+    }
+
     /// Whether enough voters do something to decide it: a majority. Of two that is both, so each has all that was agreed
-    /// on since it is agreed that they are two: where one has certainly ended, the other decides alone.
+    /// on while at most two voted: where one has certainly ended, the other decides alone, or with the third that is
+    /// about to get its vote. So any two of the three that will vote include one of those that decided before.
     pub(super) fn suffice(&self, does: impl Fn(u64) -> bool) -> bool {
-        let (since, voters) = self.log.voters();
-        let are_two = since <= self.commit && !voters.third_comes;
-        let voters: Vec<u64> = voters.lives.iter().copied().filter(|&life| life != 0).collect();
-        match voters.len() {
-            0 => true,
-            1 | 2 if are_two => voters.iter().all(|life| does(*life) || self.ended.contains(life)),
-            all => voters.iter().filter(|&&life| does(life)).count() > all / 2,
+        let (since, Voters { lives, third_comes }) = self.log.voters();
+        let voters: Vec<u64> = lives.iter().copied().filter(|&life| life != 0).collect();
+        let are_few = voters.len() <= 2 && (since <= self.commit || self.log.were_few());
+        let left: Vec<u64> = voters.iter().copied().filter(|life| !self.ended.contains(life)).collect();
+        match (left.len(), *third_comes) {
+            _ if voters.is_empty() => true,
+            (1, third) if third != 0 => does(left[0]) && does(third),
+            (1 | 2, third) if third != 0 || are_few => left.into_iter().all(does),
+            _ => voters.iter().filter(|&&life| does(life)).count() > voters.len() / 2,
         }
     }
 
-    /// Whether no other voter is left: it serves no one then, as the others could begin a cluster without it.
+    /// Whether no other is left that decides: it serves no one then, as the others could begin a cluster without it.
     pub(super) fn is_alone(&self) -> bool {
-        self.voters().iter().filter(|life| **life != 0 && !self.ended.contains(life)).count() < 2
+        self.deciders().iter().filter(|life| **life != 0 && !self.ended.contains(life)).count() < 2
     }
 
     /// Time passes: to be called about each 50 ms.
@@ -250,7 +263,7 @@ impl Replica {
         }
         match &self.role {
             Role::Fresh => self.found(now),
-            Role::Follower { .. } | Role::Candidate { .. } if self.votes() && now >= self.due => {
+            Role::Follower { .. } | Role::Candidate { .. } if self.decides(self.life) && now >= self.due => {
                 self.campaign(now, true)
             }
             Role::Follower { .. } | Role::Candidate { .. } => {}
@@ -339,7 +352,7 @@ impl Replica {
         self.role = Role::Candidate { pre, votes: BTreeSet::from([self.life]) };
         let (term, ask) = (self.term + u64::from(pre), Ask { pre, last: Some(self.log.last()) });
         for seat in self.others() {
-            match self.voters()[seat] {
+            match self.deciders()[seat] {
                 0 => {}
                 life => self.send_in(term, seat, life, Body::Ask(ask)),
             }
@@ -369,9 +382,9 @@ impl Replica {
     }
 
     fn voted_for(&mut self, now: Time, from: &Letter, vote: Vote) {
-        let is_voter = self.voters().contains(&from.life);
+        let decides = self.decides(from.life);
         let Role::Candidate { pre, votes } = &mut self.role else { return };
-        if !vote.granted || vote.pre != *pre || from.term != self.term + u64::from(*pre) || !is_voter {
+        if !vote.granted || vote.pre != *pre || from.term != self.term + u64::from(*pre) || !decides {
             return;
         }
         votes.insert(from.life);
