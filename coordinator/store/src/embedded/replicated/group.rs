@@ -125,7 +125,11 @@ impl Group {
                 }
                 Output::Restore(saved) => match Mvcc::restored(self.hub.look(|mvcc| mvcc.limits().clone()), &saved) {
                     Ok(mvcc) => self.hub.replace(mvcc),
-                    Err(error) => tracing::error!(%error, "the state that another agent sent is none"),
+                    Err(error) => {
+                        tracing::error!(%error, "another agent sent a state that is none: it is asked for again");
+                        let again = state.replica.end(now);
+                        return self.carry_out(state, now, again);
+                    }
                 },
                 Output::Reset => self.hub.replace(Mvcc::new(self.hub.look(|mvcc| mvcc.limits().clone()), FIRST_LEASE)),
             }

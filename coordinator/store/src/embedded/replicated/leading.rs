@@ -21,7 +21,7 @@ const CAUGHT_UP: u64 = 16;
 /// One that is led.
 #[derive(Debug)]
 pub(super) struct Peer {
-    life: u64,
+    pub(super) life: u64,
     /// The next entry to send.
     next: u64,
     /// Up to here its log is known to be the leader's.

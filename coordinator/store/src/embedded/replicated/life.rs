@@ -61,6 +61,12 @@ impl Replica {
         }
     }
 
+    /// Begins a new life where the driver cannot do what it is to do.
+    pub fn end(&mut self, now: Time) -> Vec<Output> {
+        self.begin_again(now);
+        std::mem::take(&mut self.out)
+    }
+
     fn begin_again(&mut self, now: Time) {
         self.life = self.draw();
         self.begun = now;

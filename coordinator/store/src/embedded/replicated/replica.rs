@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elastic_proto::replication::entry::What;
 use elastic_proto::replication::letter::Body;
-use elastic_proto::replication::{Append, Ask, Command, Hello, Letter, Place, Snapshot, Took, Vote, Voters};
+use elastic_proto::replication::{Append, Ask, Command, Entry, Hello, Letter, Place, Snapshot, Took, Vote, Voters};
 use elastic_rendezvous::time::Time;
 
 use super::leading::Peer;
@@ -21,6 +21,9 @@ pub(super) const ELECTION: Duration = Duration::from_secs(1);
 
 /// Who was heard this recently is there.
 pub(super) const RECENT: Duration = Duration::from_secs(1);
+
+/// No index or term is higher, so that one more is always possible.
+const MOST: u64 = u64::MAX / 2;
 
 /// What the driver is to do.
 #[derive(Debug, Clone, PartialEq)]
@@ -275,9 +278,15 @@ impl Replica {
     /// A letter came.
     pub fn receive(&mut self, now: Time, letter: Letter) -> Vec<Output> {
         let seat = letter.seat as usize;
-        let astray = letter.to_seat as usize != self.seat || !self.knows(&letter);
+        let astray = letter.to_seat as usize != self.seat || !self.knows(&letter) || !self.is_sound(&letter);
         if astray || seat >= self.seats || seat == self.seat || self.ended.contains(&letter.life) {
             return Vec::new();
+        }
+        if let Some(Body::Hello(Hello { ended })) = letter.body
+            && ended != self.life
+            && self.has_known(seat, ended)
+        {
+            self.ended.insert(ended);
         }
         self.heard[seat] = Some(Heard { life: letter.life, cluster: letter.cluster, at: now });
         if let Some(body) = letter.body {
@@ -287,11 +296,32 @@ impl Replica {
         std::mem::take(&mut self.out)
     }
 
+    /// Whether what it says can be: one that is not of this program must not end it.
+    fn is_sound(&self, letter: &Letter) -> bool {
+        let voters = |voters: &Voters| voters.lives.len() == self.seats;
+        let place = |place: &Option<Place>| place.is_none_or(|place| place.index <= MOST && place.term <= MOST);
+        let entry = |entry: &Entry| !matches!(&entry.what, Some(What::Voters(those)) if !voters(those));
+        let body = match &letter.body {
+            Some(Body::Append(append)) => place(&append.prev) && append.entries.iter().all(entry),
+            Some(Body::Snapshot(snapshot)) => place(&snapshot.place) && snapshot.voters.as_ref().is_some_and(voters),
+            Some(Body::Took(took)) => took.index <= MOST,
+            _ => true,
+        };
+        body && letter.life != 0 && letter.term <= MOST
+    }
+
+    /// Whether a seat has had this life, as far as that matters here.
+    fn has_known(&self, seat: usize, life: u64) -> bool {
+        let is_led = matches!(&self.role, Role::Leader { peers, .. }
+            if peers.get(&seat).is_some_and(|peer| peer.life == life));
+        life != 0
+            && (is_led
+                || self.deciders().get(seat) == Some(&life)
+                || self.heard[seat].is_some_and(|heard| heard.life == life))
+    }
+
     fn read(&mut self, now: Time, seat: usize, from: Letter, body: Body) {
-        if let Body::Hello(Hello { ended }) = body {
-            if ended != 0 && ended != self.life {
-                self.ended.insert(ended);
-            }
+        if let Body::Hello(_) = body {
             if from.to == 0 && self.cluster != 0 {
                 self.send(seat, from.life, Body::Hello(Hello { ended: 0 }));
             }

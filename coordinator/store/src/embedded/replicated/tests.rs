@@ -4,9 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use elastic_proto::replication::entry::What;
 use elastic_proto::replication::letter::Body;
-use elastic_proto::replication::{Append, Command, Entry, Letter, Place, Snapshot, Voters};
+use elastic_proto::replication::{Command, Letter, Place};
 use elastic_rendezvous::time::Time;
 use proptest::prelude::*;
 use rand::rngs::SmallRng;
@@ -16,6 +15,8 @@ use super::{Output, Replica, Standing};
 use crate::embedded::command;
 use crate::embedded::hub::FIRST_LEASE;
 use crate::embedded::mvcc::{Limits, Mvcc};
+
+mod letters;
 
 const TICK: u64 = 50;
 
@@ -420,41 +421,6 @@ fn what_is_agreed_on_stays_so_under_many_faults() {
     for seed in 1_000..21_000 {
         let run = std::panic::catch_unwind(|| under_faults(seed));
         assert!(run.is_ok(), "with seed {seed}");
-    }
-}
-
-#[test]
-fn a_state_that_comes_late_undoes_nothing_that_follows_it() {
-    let mut replica = Replica::new(&endpoints(), 1, 5, Time::ZERO);
-    let (life, endpoints) = (replica.life(), replica.tick(Time::from_millis(200)));
-    let Some(Output::Send(_, Letter { endpoints, .. })) = endpoints.first().cloned() else { panic!("it is silent") };
-    let mut receive = |body: Body| {
-        let of = Letter { life: 9, to: life, cluster: 4, term: 2, to_seat: 1, endpoints, ..Letter::default() };
-        replica.receive(Time::from_millis(300), Letter { body: Some(body), ..of });
-        (replica.log.last().index, replica.commit)
-    };
-    let voters = Voters { lives: vec![9, life, 0], ..Voters::default() };
-    let entry = |what| Entry { term: 2, what: Some(what) };
-    let mut entries = vec![entry(What::Voters(voters.clone()))];
-    entries.extend((2..7).map(|at| entry(What::Command(command::at(Time::from_millis(at), command::tick())))));
-    assert_eq!(receive(Body::Append(Append { prev: None, entries, commit: 2 })), (6, 2));
-    let late = Snapshot { place: Some(Place { index: 4, term: 2 }), voters: Some(voters), state: Vec::new() };
-    assert_eq!(receive(Body::Snapshot(late)), (6, 4));
-}
-
-#[test]
-fn letters_of_another_group_or_for_another_seat_are_not_read() {
-    let mut world = World::new(1);
-    world.start(0);
-    let other: Vec<String> = ["a:1", "b:1", "d:1"].map(str::to_owned).to_vec();
-    let mut stranger = Replica::new(&other, 1, 5, Time::ZERO);
-    let letters = stranger.tick(Time::from_millis(300));
-    assert!(!letters.is_empty());
-    for output in letters {
-        let Output::Send(_, letter) = output else { panic!("{output:?}") };
-        let Some(Process { replica, .. }) = &mut world.seats[0] else { unreachable!() };
-        assert!(!replica.knows(&letter));
-        assert_eq!(replica.receive(Time::from_millis(400), letter), []);
     }
 }
 
