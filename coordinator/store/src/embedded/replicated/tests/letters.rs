@@ -6,8 +6,10 @@ use elastic_proto::replication::{Append, Entry, Hello, Letter, Place, Snapshot, 
 use elastic_rendezvous::time::Time;
 
 use super::super::{Output, Replica};
-use super::endpoints;
+use super::{endpoints, one_put};
 use crate::embedded::command;
+use crate::embedded::hub::FIRST_LEASE;
+use crate::embedded::mvcc::{Limits, Mvcc};
 
 #[test]
 fn a_state_that_comes_late_undoes_nothing_that_follows_it() {
@@ -70,4 +72,19 @@ fn letters_of_another_group_or_for_another_seat_are_not_read() {
         assert!(!replica.knows(&letter));
         assert_eq!(replica.receive(Time::from_millis(400), letter), []);
     }
+}
+
+#[test]
+fn a_full_store_fits_into_a_letter() {
+    let limits = Limits { live_bytes: 1 << 20, history_bytes: 1 << 20, ..Limits::default() };
+    let mut store = Mvcc::new(limits.clone(), FIRST_LEASE);
+    for at in 0..20_000_u32 {
+        // The second half overwrites keys, so that each event has two records.
+        let key = if at < 10_000 { at } else { at % 1_000 };
+        let put = etcd_client::proto::PbPutRequest { key: key.to_be_bytes().to_vec(), ..Default::default() };
+        command::carry_out(&mut store, &command::at(Time::ZERO, command::txn(&one_put(put))));
+    }
+    let (saved, held) = (store.saved().len(), store.size());
+    assert!(held > (1 << 20) * 9 / 5, "it is not full: {held}");
+    assert!(saved <= held && limits.saved_bytes() - (64 << 20) >= held, "{saved} bytes of {held}");
 }
