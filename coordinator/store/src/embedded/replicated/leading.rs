@@ -77,7 +77,8 @@ impl Replica {
         let commit = self.commit;
         let Role::Leader { peers, .. } = &mut self.role else { return };
         let Some(peer) = peers.get_mut(&seat) else { return };
-        if peer.busy.is_some_and(|until| now < until) || peer.next > last {
+        let is_gone = now.since(peer.heard) >= ELECTION;
+        if peer.busy.is_some_and(|until| now < until) || peer.next > last || (is_gone && peer.next <= base) {
             return;
         }
         peer.sent = now;
@@ -185,6 +186,7 @@ impl Replica {
         if peers.get(&seat).is_none_or(|peer| peer.life != from.life) {
             peers.insert(seat, Peer::new(from.life, 1, now));
         }
+        peers.entry(seat).and_modify(|peer| peer.heard = now);
         self.send_more(now, seat);
     }
 
