@@ -7,10 +7,13 @@ use elastic_proto::replication::{Entry, Voters};
 use elastic_rendezvous::time::Time;
 
 use super::log::Log;
-use super::replica::{Heard, Output, Replica, Role};
+use super::replica::{Heard, Output, RECENT, Replica, Role};
 
 /// How long a fresh life looks for one that has a state before it begins a cluster.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// The same where not all are there: a way to the others takes longer than a letter to be there.
+const LOOK_FOR_ALL: Duration = Duration::from_secs(3);
 
 /// How long a founder waits for the one that it founds with.
 const UNCONFIRMED: Duration = Duration::from_secs(5);
@@ -24,7 +27,8 @@ impl Replica {
         let there: Vec<usize> = self.others().filter(|&seat| self.is_there(seat, now)).collect();
         let has_cluster = |seat: &usize| self.heard[*seat].is_some_and(|heard| heard.cluster != 0);
         let (Some(&first), false) = (there.first(), there.iter().any(has_cluster)) else { return };
-        if now.since(self.begun) < LOOK || first < self.seat {
+        let long_enough = if there.len() + 1 == self.seats { LOOK } else { LOOK_FOR_ALL };
+        if now.since(self.begun) < long_enough || first < self.seat {
             return;
         }
         let mut lives = vec![0; self.seats];
@@ -44,7 +48,9 @@ impl Replica {
             return;
         }
         let is_lost = !self.suffice(|life| !self.ended.contains(&life));
-        let elsewhere = |heard: &Option<Heard>| heard.is_some_and(|heard| ![0, self.cluster].contains(&heard.cluster));
+        let elsewhere = |heard: &Option<Heard>| {
+            heard.is_some_and(|heard| ![0, self.cluster].contains(&heard.cluster) && now.since(heard.at) <= RECENT)
+        };
         let gives_up = match &self.role {
             Role::Leader { since, .. } => {
                 let (unconfirmed, other) = (self.commit == 0, self.heard.iter().any(elsewhere));
