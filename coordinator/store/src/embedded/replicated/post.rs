@@ -24,7 +24,7 @@ const STATE: Duration = Duration::from_secs(30);
 /// Between two signs of life on a connection.
 const PING: Duration = Duration::from_secs(1);
 
-/// A way on which no letter arrives for this long is told of.
+/// A way on which no letter arrives for this long is worth a warning.
 const CUT: Duration = Duration::from_secs(5);
 
 /// The way to one of the others.
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_that_is_cut_is_told_of_once() {
+    fn a_way_that_is_cut_brings_one_warning() {
         let (mut state, begun) = (State::default(), Instant::now());
         let failed = Status::unavailable("no certificate");
         let mut note = |sent: Result<(), &Status>, seconds| state.note(sent, begun + Duration::from_secs(seconds));
