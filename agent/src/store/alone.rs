@@ -78,7 +78,7 @@ impl Alone {
 }
 
 /// The loopback address that the endpoint means on each machine, if it has no other address.
-fn each_itself(addresses: &[SocketAddr]) -> Option<IpAddr> {
+pub(super) fn each_itself(addresses: &[SocketAddr]) -> Option<IpAddr> {
     let first = addresses.first()?.ip();
     addresses.iter().all(|address| address.ip().is_loopback()).then_some(first)
 }

@@ -8,6 +8,7 @@ use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Replicas};
 use elastic_store::etcd::EtcdConfig;
 use tokio::time::timeout;
 
+use super::alone::each_itself;
 use super::backend::{self, AGAIN, Backend, BackendError, Patience, Way};
 use crate::machine::interfaces;
 
@@ -15,7 +16,7 @@ use crate::machine::interfaces;
 const NAMES: Duration = Duration::from_secs(10);
 
 /// Agents that come together agree on who serves within this time. One that waits for longer says so.
-const AGREE: Duration = Duration::from_secs(4);
+const AGREE: Duration = Duration::from_secs(6);
 
 /// Opens the store that these agents hold together, as one of them if one of the endpoints is this machine's.
 pub(super) async fn replicated(
@@ -40,9 +41,8 @@ pub(super) async fn replicated(
         if let Some(group) = group
             && timeout(AGREE.min(patience), group.is_served()).await.is_err()
         {
-            tracing::warn!("{}: waiting for another, up to join_timeout ({})", group.missing(), written(patience));
-            // If no other comes, the store says so below.
-            let _ = timeout(patience.saturating_sub(AGREE), group.is_served()).await;
+            let (missing, hint) = (group.missing(), hint(endpoints).await);
+            tracing::warn!("{missing}: waiting for another, up to join_timeout ({}){hint}", written(patience));
         }
     }
     let mut config = EtcdConfig::new(names.clone());
@@ -54,6 +54,16 @@ pub(super) async fn replicated(
     Ok(Backend { name, serves: has_seat, hosts: endpoints.to_vec(), ..found })
 }
 
+/// Says where the endpoints themselves are why no other agent comes.
+async fn hint(endpoints: &[Endpoint]) -> &'static str {
+    for endpoint in endpoints {
+        if each_itself(&backend::resolve(endpoint).await.unwrap_or_default()).is_none() {
+            return "";
+        }
+    }
+    ". The endpoints mean this machine on each machine: unless all agents run on this one, name three machines"
+}
+
 /// Takes the first of this machine's seats that no other agent has.
 async fn take_seat<'a>(
     endpoints: &'a [Endpoint],
@@ -62,10 +72,11 @@ async fn take_seat<'a>(
 ) -> Result<Option<(EmbeddedServer, &'a Endpoint)>, BackendError> {
     let begun = elastic_store::clock::now();
     loop {
-        let mut unknown = false;
+        let mut unknown = Vec::new();
+        let mut taken = Vec::new();
         for (seat, endpoint) in endpoints.iter().enumerate() {
             let Ok(addresses) = backend::resolve(endpoint).await else {
-                unknown = true;
+                unknown.push(endpoint.to_string());
                 continue;
             };
             if !backend::are_own(&addresses, &interfaces::all().unwrap_or_default()) {
@@ -75,11 +86,21 @@ async fn take_seat<'a>(
             match backend::serve(endpoint, Some(replicas), way, NAMES).await {
                 Ok(server) => return Ok(Some((server, endpoint))),
                 // Another agent of this machine has it.
-                Err(BackendError::Serve(EmbeddedError::InUse { .. })) => {}
+                Err(BackendError::Serve(EmbeddedError::InUse { .. })) => taken.push(endpoint.to_string()),
                 Err(error) => return Err(error),
             }
         }
-        if !unknown || elastic_store::clock::now().since(begun) >= NAMES {
+        if unknown.is_empty() || elastic_store::clock::now().since(begun) >= NAMES {
+            if !unknown.is_empty() {
+                let unknown = unknown.join(", ");
+                tracing::warn!("the names in {unknown} are unknown here: if one is this machine's, it holds no store");
+            }
+            if !taken.is_empty() {
+                let taken = taken.join(", ");
+                tracing::warn!(
+                    "{taken} is in use here: unless an agent of this job has it, no agent holds the store there"
+                );
+            }
             return Ok(None);
         }
         tokio::time::sleep(AGAIN).await;

@@ -175,7 +175,8 @@ impl EmbeddedServer {
         let no_login = || async { auth_not_enabled().into_http::<axum::body::Body>() };
         let routes = match group {
             Some(group) => {
-                routes.add_service(ReplicationServer::new(Letters(group)).max_decoding_message_size(usize::MAX))
+                let letter = options.limits.saved_bytes();
+                routes.add_service(ReplicationServer::new(Letters(group)).max_decoding_message_size(letter))
             }
             None => routes,
         };

@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::cluster::{Cluster, RpcResult, Stream};
 use super::gate::{Gate, Reign};
-use super::mvcc::{Compacted, Span};
+use super::mvcc::{Compacted, Mvcc, Span};
 use super::{Batch, Hub, Subscription, status, wire};
 use crate::Revision;
 
@@ -117,7 +117,7 @@ impl Session {
             Some(PbWatchRequestUnion::CreateRequest(create)) => create,
             Some(PbWatchRequestUnion::CancelRequest(cancel)) => {
                 if self.watches.remove(&cancel.watch_id).is_some() {
-                    let revision = self.hub.with(|mvcc, _| mvcc.revision());
+                    let revision = self.hub.look(Mvcc::revision);
                     let canceled = PbWatchResponse { canceled: true, ..self.response(cancel.watch_id, revision) };
                     self.send(canceled).await?;
                 }
@@ -146,7 +146,7 @@ impl Session {
         let place = match place {
             Ok(place) => place,
             Err(cancel_reason) => {
-                let revision = self.hub.with(|mvcc, _| mvcc.revision());
+                let revision = self.hub.look(Mvcc::revision);
                 let response = self.response(NO_WATCH, revision);
                 return self.send(PbWatchResponse { created: true, canceled: true, cancel_reason, ..response }).await;
             }
@@ -183,7 +183,7 @@ impl Session {
         }
         for (id, Compacted { oldest, .. }) in lost {
             self.watches.remove(&id);
-            let revision = self.hub.with(|mvcc, _| mvcc.revision());
+            let revision = self.hub.look(Mvcc::revision);
             let canceled = PbWatchResponse {
                 canceled: true,
                 compact_revision: oldest.0,
@@ -207,7 +207,7 @@ impl Session {
 
     /// Says up to where everything on this stream has been delivered, once that is all.
     async fn answer_progress(&mut self) -> Result<(), Gone> {
-        let current = self.hub.with(|mvcc, _| mvcc.revision());
+        let current = self.hub.look(Mvcc::revision);
         let mut reached = self.watches.values().map(|watch| watch.subscription.caught_up());
         if let Some(revision) = reached.try_fold(current, |least, reached| Some(least.min(reached?))) {
             self.progress_wanted = false;
@@ -239,5 +239,46 @@ impl Session {
 
     async fn send(&self, response: PbWatchResponse) -> Result<(), Gone> {
         self.answers.send(Ok(response)).await.map_err(|_| Gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use elastic_rendezvous::time::Time;
+    use prost::Message;
+
+    use super::*;
+    use crate::embedded::command;
+    use crate::embedded::mvcc::Limits;
+
+    #[tokio::test]
+    async fn no_watch_ends_a_lease_of_a_store_that_others_hold_too() {
+        let hub = Hub::idle(Limits::default());
+        hub.carry_out(&command::at(Time::ZERO, command::grant(7, 1)));
+        let (answers, mut heard) = mpsc::channel(20);
+        let places = Arc::new(Semaphore::new(2));
+        let mut session = Session {
+            hub: hub.clone(),
+            cluster: Cluster::of(1, 1),
+            _place: place(&places).unwrap(),
+            places,
+            answers,
+            wake: Arc::new(Notify::new()),
+            watches: BTreeMap::new(),
+            next_id: 0,
+            progress_wanted: false,
+        };
+        // A watch of nothing, one of a to b with id 3, its progress, its end.
+        for request in [
+            &b"\x0a\x06\x0a\x01b\x12\x01a"[..],
+            b"\x0a\x08\x0a\x01a\x12\x01b\x38\x03",
+            b"\x1a\x00",
+            b"\x12\x02\x08\x03",
+        ] {
+            let request = PbWatchRequest::decode(request).unwrap();
+            assert!(session.handle(request).await.is_ok() && session.deliver().await.is_ok());
+            assert!(heard.try_recv().is_ok(), "no answer");
+            assert!(hub.look(Mvcc::next_expiry).is_some(), "a lease has ended without a command");
+        }
     }
 }

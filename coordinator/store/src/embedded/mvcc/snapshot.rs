@@ -11,6 +11,13 @@ use prost::Message;
 use super::{Key, Limits, Mvcc, MvccEvent, Record};
 use crate::{LeaseId, Revision};
 
+impl Limits {
+    /// More bytes than the saved state of any store with these bounds has: its leases and last revision come on top.
+    pub fn saved_bytes(&self) -> usize {
+        self.live_bytes.saturating_add(2 * self.history_bytes).saturating_add(64 << 20)
+    }
+}
+
 impl Mvcc {
     /// The state, for [`Mvcc::restored`].
     pub fn saved(&self) -> Vec<u8> {

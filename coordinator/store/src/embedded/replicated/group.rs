@@ -32,6 +32,9 @@ const ENDS: Duration = Duration::from_millis(200);
 /// How long a client waits here for one that serves, before it has to look elsewhere.
 const HOLD: Duration = Duration::from_millis(700);
 
+/// For how long the one that serves is silent about another that does not hold the store.
+const FEW: Duration = Duration::from_secs(30);
+
 /// The agents that may serve the store.
 #[derive(Clone, Debug)]
 pub struct Replicas {
@@ -58,6 +61,8 @@ struct State {
     reign: Option<watch::Sender<()>>,
     /// When leases were last ended.
     ended: Time,
+    /// Since when this process serves with fewer than all, and whether it has said so.
+    few: Option<(Time, bool)>,
 }
 
 impl std::fmt::Debug for Group {
@@ -80,7 +85,7 @@ impl Group {
             posts.push(if at == seat { None } else { Some(Post::to(endpoint, tls)?) });
         }
         let standing = watch::Sender::new(replica.standing(now));
-        let state = Mutex::new(State { replica, waiting: BTreeMap::new(), reign: None, ended: now });
+        let state = Mutex::new(State { replica, waiting: BTreeMap::new(), reign: None, ended: now, few: None });
         let group = Arc::new(Group { hub, endpoints, state, standing, posts });
         tokio::spawn(keep_time(Arc::downgrade(&group)));
         Ok(group)
@@ -125,7 +130,11 @@ impl Group {
                 }
                 Output::Restore(saved) => match Mvcc::restored(self.hub.look(|mvcc| mvcc.limits().clone()), &saved) {
                     Ok(mvcc) => self.hub.replace(mvcc),
-                    Err(error) => tracing::error!(%error, "the state that another agent sent is none"),
+                    Err(error) => {
+                        tracing::error!(%error, "another agent sent a state that is none: it is asked for again");
+                        let again = state.replica.end(now);
+                        return self.carry_out(state, now, again);
+                    }
                 },
                 Output::Reset => self.hub.replace(Mvcc::new(self.hub.look(|mvcc| mvcc.limits().clone()), FIRST_LEASE)),
             }
@@ -146,11 +155,29 @@ impl Group {
             state.waiting.clear();
             tracing::info!("this agent does not serve the job's store any more");
         }
+        self.note_few(state, serves, now);
         let changed = |before: &mut Standing| std::mem::replace(before, standing.clone()) != standing;
         if self.standing.send_if_modified(changed)
             && let Standing::Follows(seat) = &standing
         {
             tracing::info!("the agent at {} serves the job's store", self.endpoints[*seat]);
+        }
+    }
+
+    /// Warns once where some agents do not come to hold the store.
+    fn note_few(&self, state: &mut State, serves: bool, now: Time) {
+        let lives = state.replica.voters();
+        let missing = self.endpoints.iter().zip(lives).filter(|(_, life)| **life == 0);
+        let missing: Vec<&str> = missing.map(|(endpoint, _)| endpoint.as_str()).collect();
+        if !serves || missing.is_empty() {
+            state.few = None;
+            return;
+        }
+        let (since, said) = state.few.get_or_insert((now, false));
+        if now.since(*since) >= FEW && !*said {
+            *said = true;
+            let missing = missing.join(" and ");
+            tracing::warn!("no agent holds the job's store at {missing}: until one does, losing a host ends the job");
         }
     }
 
@@ -267,6 +294,11 @@ impl Replication for Letters {
         if !self.0.lock().replica.knows(&letter) {
             let own = self.0.endpoints.join(",");
             return Err(Status::failed_precondition(format!("it was given other endpoints, which are {own}")));
+        }
+        let seat = self.0.lock().replica.seat;
+        if letter.to_seat as usize != seat {
+            let own = &self.0.endpoints[seat];
+            return Err(Status::failed_precondition(format!("it is the agent of {own}: two endpoints lead to it")));
         }
         self.0.act(|replica, now| ((), replica.receive(now, letter)));
         Ok(Response::new(Delivered {}))

@@ -21,7 +21,7 @@ const CAUGHT_UP: u64 = 16;
 /// One that is led.
 #[derive(Debug)]
 pub(super) struct Peer {
-    life: u64,
+    pub(super) life: u64,
     /// The next entry to send.
     next: u64,
     /// Up to here its log is known to be the leader's.
@@ -43,9 +43,9 @@ impl Replica {
     /// Leads from now on, in its term.
     pub(super) fn lead(&mut self, now: Time) {
         let next = if self.commit == 0 && self.term == 1 { 1 } else { self.log.last().index + 1 };
-        let voters = self.voters().to_vec();
-        let others = self.others().filter(|&seat| voters[seat] != 0);
-        let peers: BTreeMap<usize, Peer> = others.map(|seat| (seat, Peer::new(voters[seat], next, now))).collect();
+        let deciders = self.deciders();
+        let others = self.others().filter(|&seat| deciders[seat] != 0);
+        let peers: BTreeMap<usize, Peer> = others.map(|seat| (seat, Peer::new(deciders[seat], next, now))).collect();
         self.role = Role::Leader { peers, first: self.log.last().index + 1, since: now, told: 0 };
         self.add(now, What::Command(command::at(now, command::new_leader())));
     }
@@ -77,7 +77,8 @@ impl Replica {
         let commit = self.commit;
         let Role::Leader { peers, .. } = &mut self.role else { return };
         let Some(peer) = peers.get_mut(&seat) else { return };
-        if peer.busy.is_some_and(|until| now < until) || peer.next > last {
+        let is_gone = now.since(peer.heard) >= ELECTION;
+        if peer.busy.is_some_and(|until| now < until) || peer.next > last || (is_gone && peer.next <= base) {
             return;
         }
         peer.sent = now;
@@ -185,37 +186,41 @@ impl Replica {
         if peers.get(&seat).is_none_or(|peer| peer.life != from.life) {
             peers.insert(seat, Peer::new(from.life, 1, now));
         }
+        peers.entry(seat).and_modify(|peer| peer.heard = now);
         self.send_more(now, seat);
     }
 
     /// Takes one voter out whose life has ended, or one in who has the state: one change at a time, once the last is
-    /// agreed on, so that the majorities before and after it always meet. Before a third comes, the two agree on that.
+    /// agreed on, so that those who decide before and after it always meet. Before a third comes, the two agree on that.
     fn change_voters(&mut self, now: Time) {
         let (since, Voters { lives, third_comes }) = self.log.voters();
         let Role::Leader { peers, first, .. } = &self.role else { return };
         if self.commit < *first || self.commit < since {
             return;
         }
-        let ready = |(&seat, peer): (&usize, &Peer)| {
+        let newcomers: Vec<(usize, &Peer)> =
+            peers.iter().map(|(&seat, peer)| (seat, peer)).filter(|(seat, peer)| lives[*seat] != peer.life).collect();
+        let ready = |(_, peer): &&(usize, &Peer)| {
             let caught_up = peer.matched > 0 && peer.matched + CAUGHT_UP >= self.commit;
-            let is_there = now.since(peer.heard) < ELECTION;
-            (lives[seat] != peer.life && caught_up && is_there).then_some((seat, peer.life))
+            caught_up && now.since(peer.heard) < ELECTION
         };
+        let third = newcomers.iter().filter(ready).find(|(_, peer)| peer.life == *third_comes);
+        let ended = lives.iter().position(|life| self.ended.contains(life));
         let are_two = lives.iter().filter(|&&life| life != 0).count() == 2;
-        let mut lives_then = lives.clone();
-        let third_comes_then = match peers.iter().find_map(ready) {
-            Some((seat, _)) if lives[seat] != 0 => {
-                lives_then[seat] = 0;
-                false
-            }
-            Some(_) if are_two && !third_comes => true,
-            Some((seat, life)) => {
-                lives_then[seat] = life;
-                false
-            }
-            None if *third_comes => false,
-            None => return,
-        };
-        self.add(now, What::Voters(Voters { lives: lives_then, third_comes: third_comes_then }));
+        let mut then = Voters { lives: lives.clone(), third_comes: 0 };
+        match (third.or_else(|| newcomers.iter().find(ready)), ended) {
+            _ if *third_comes == self.life => then.lives[self.seat] = self.life,
+            (Some((seat, _)), _) if lives[*seat] != 0 => then.lives[*seat] = 0,
+            (Some((seat, peer)), _) if !are_two || peer.life == *third_comes => then.lives[*seat] = peer.life,
+            // Of two with an ended one, the other decides alone. Had it to ask the third first, it would have to wait for
+            // the ended one.
+            (Some(_), Some(ended)) => then.lives[ended] = 0,
+            (Some((_, peer)), None) => then.third_comes = peer.life,
+            // The third is gone. It must not be given up sooner: one of the two may end.
+            (None, None)
+                if *third_comes != 0 && newcomers.iter().all(|(_, peer)| now.since(peer.heard) > 2 * ELECTION) => {}
+            (None, _) => return,
+        }
+        self.add(now, What::Voters(then));
     }
 }

@@ -7,7 +7,8 @@ use elastic_proto::replication::{Entry, Place, Voters};
 use prost::Message;
 
 /// What is kept of what was carried out, for replicas that lag: entries, and their bytes. Others get the whole state.
-const KEPT: usize = 1024;
+/// Few in tests, so that states are sent there often.
+const KEPT: usize = if cfg!(test) { 8 } else { 1024 };
 const KEPT_BYTES: usize = 8 << 20;
 
 /// The most of one letter. One entry is always sent.
@@ -54,8 +55,14 @@ impl Log {
 
     /// Who votes, and the entry that says so.
     pub(super) fn voters(&self) -> (u64, &Voters) {
-        const NONE: &Voters = &Voters { lives: Vec::new(), third_comes: false };
+        const NONE: &Voters = &Voters { lives: Vec::new(), third_comes: 0 };
         self.voters.last().map_or((0, NONE), |(index, voters)| (*index, voters))
+    }
+
+    /// Whether at most two voted before that entry.
+    pub(super) fn were_few(&self) -> bool {
+        let before = self.voters.iter().rev().nth(1);
+        before.is_some_and(|(_, voters)| voters.lives.iter().filter(|&&life| life != 0).count() <= 2)
     }
 
     /// Who voted as of an entry.

@@ -18,11 +18,12 @@
 //! - A cluster begins when two fresh lives meet, and no third has a state. Two are the least that agree on anything, so
 //!   no two clusters of the three can serve at once.
 //! - Of two that vote, each has all that was agreed on. So where one's life has ended, the other continues, once a third
-//!   has the state too. Before a third gets a vote, the two agree that this rule ends.
+//!   has the state too. Before a third gets a vote, the two agree who it is: then the other needs it to continue.
 //! - Who cannot have a cluster any more begins a new life. For the others that is the same as a crash.
 
 mod group;
 mod leading;
+mod life;
 mod log;
 mod post;
 mod replica;

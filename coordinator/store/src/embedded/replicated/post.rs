@@ -1,14 +1,15 @@
 //! Carries letters to one of the other agents: over the store's own port, with the TLS that its clients have.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use elastic_proto::replication::Letter;
 use elastic_proto::replication::letter::Body;
 use elastic_proto::replication::replication_client::ReplicationClient;
 use tokio::sync::Semaphore;
-use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 
 use crate::etcd::EtcdConfig;
 use crate::tls::MutualTls;
@@ -23,13 +24,61 @@ const STATE: Duration = Duration::from_secs(30);
 /// Between two signs of life on a connection.
 const PING: Duration = Duration::from_secs(1);
 
+/// A way on which no letter arrives for this long is worth a warning.
+const CUT: Duration = Duration::from_secs(5);
+
 /// The way to one of the others.
 pub(super) struct Post {
     endpoint: String,
     client: ReplicationClient<Channel>,
     places: Arc<Semaphore>,
+    state: Arc<Mutex<State>>,
+}
+
+/// What is known of a way.
+#[derive(Default)]
+struct State {
     /// It has said that it was given other endpoints.
-    refused: Arc<std::sync::atomic::AtomicBool>,
+    refused: bool,
+    /// Since when no letter has arrived, and whether that was said.
+    cut: Option<(Instant, bool)>,
+}
+
+impl State {
+    /// What to warn of after a letter arrived or did not.
+    fn note(&mut self, sent: Result<(), &Status>, now: Instant) -> Option<String> {
+        let status = match sent {
+            Ok(()) => {
+                self.cut = None;
+                return None;
+            }
+            Err(status) => status,
+        };
+        if status.code() == Code::FailedPrecondition {
+            let refused = std::mem::replace(&mut self.refused, true);
+            let why =
+                || format!("keeps no store with this one: {}; give all nodes one --rdzv-endpoint", status.message());
+            return (!refused).then(why);
+        }
+        let (since, said) = self.cut.get_or_insert((now, false));
+        let is_long = now.duration_since(*since) >= CUT && !*said;
+        *said |= is_long;
+        is_long.then(|| format!("is not reached: {}", causes(status)))
+    }
+}
+
+/// An error and what it came from: that TLS failed is only there.
+fn causes(status: &Status) -> String {
+    let mut said = status.message().to_owned();
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !said.contains(&text) {
+            said = format!("{said}: {text}");
+        }
+        cause = error.source();
+    }
+    said
 }
 
 impl Post {
@@ -44,27 +93,44 @@ impl Post {
             None => way.connect_lazy(),
         };
         let client = ReplicationClient::new(channel).max_encoding_message_size(usize::MAX);
-        let (places, refused) = (Arc::new(Semaphore::new(UNDER_WAY)), Arc::default());
-        Ok(Post { endpoint: endpoint.to_owned(), client, places, refused })
+        let (places, state) = (Arc::new(Semaphore::new(UNDER_WAY)), Arc::default());
+        Ok(Post { endpoint: endpoint.to_owned(), client, places, state })
     }
 
     /// Sends a letter, or loses it.
     pub(super) fn send(&self, letter: Letter) {
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else { return };
         let limit = if matches!(letter.body, Some(Body::Snapshot(_))) { STATE } else { LETTER };
-        let (mut client, endpoint, refused) = (self.client.clone(), self.endpoint.clone(), Arc::clone(&self.refused));
+        let (mut client, endpoint, state) = (self.client.clone(), self.endpoint.clone(), Arc::clone(&self.state));
         tokio::spawn(async move {
             let sent = tokio::time::timeout(limit, client.deliver(letter)).await;
             drop(place);
-            if let Ok(Err(status)) = sent
-                && status.code() == Code::FailedPrecondition
-                && !refused.swap(true, std::sync::atomic::Ordering::Relaxed)
-            {
-                tracing::warn!(
-                    "the agent at {endpoint} keeps no store with this one: {}; give all nodes one --rdzv-endpoint",
-                    status.message()
-                );
+            let late = || Status::deadline_exceeded("it does not answer");
+            let sent = sent.unwrap_or_else(|_| Err(late())).map(drop);
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(warning) = state.note(sent.as_ref().map(|_| ()), Instant::now()) {
+                tracing::warn!("the agent at {endpoint} {warning}");
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_that_is_cut_brings_one_warning() {
+        let (mut state, begun) = (State::default(), Instant::now());
+        let failed = Status::unavailable("no certificate");
+        let mut note = |sent: Result<(), &Status>, seconds| state.note(sent, begun + Duration::from_secs(seconds));
+        assert_eq!(note(Err(&failed), 0), None);
+        assert_eq!(note(Ok(()), 4), None);
+        assert_eq!(note(Err(&failed), 6), None);
+        assert_eq!(note(Err(&failed), 12).unwrap(), "is not reached: no certificate");
+        assert_eq!(note(Err(&failed), 20), None);
+        let other = Status::failed_precondition("it is another's");
+        assert!(note(Err(&other), 21).unwrap().contains("it is another's"));
+        assert_eq!(note(Err(&other), 22), None);
     }
 }

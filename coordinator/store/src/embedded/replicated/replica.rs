@@ -19,17 +19,11 @@ pub(super) const BEAT: Duration = Duration::from_millis(100);
 /// majority for this long leads no more.
 pub(super) const ELECTION: Duration = Duration::from_secs(1);
 
-/// How long a fresh life looks for one that has a state before it begins a cluster.
-const LOOK: Duration = Duration::from_secs(1);
-
 /// Who was heard this recently is there.
-const RECENT: Duration = Duration::from_secs(1);
+pub(super) const RECENT: Duration = Duration::from_secs(1);
 
-/// How long a founder waits for the one that it founds with.
-pub(super) const UNCONFIRMED: Duration = Duration::from_secs(5);
-
-/// How long a life without a leader waits for its cluster where it has no vote in it, or another cluster is there.
-const FORSAKEN: Duration = Duration::from_secs(10);
+/// No index or term is higher, so that one more is always possible.
+const MOST: u64 = u64::MAX / 2;
 
 /// What the driver is to do.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,13 +85,13 @@ pub(super) struct Heard {
 #[derive(Debug)]
 pub struct Replica {
     pub(super) seat: usize,
-    seats: usize,
+    pub(super) seats: usize,
     /// Checksum of the endpoints.
     endpoints: u64,
     seed: u64,
     pub(super) life: u64,
     /// When this life began.
-    begun: Time,
+    pub(super) begun: Time,
     pub(super) cluster: u64,
     pub(super) term: u64,
     /// The life that has this one's vote in this term.
@@ -110,7 +104,7 @@ pub struct Replica {
     due: Time,
     greeted: Time,
     /// When a leader was last heard.
-    led: Time,
+    pub(super) led: Time,
     pub(super) heard: Vec<Option<Heard>>,
     /// Lives that have certainly ended.
     pub(super) ended: BTreeSet<u64>,
@@ -184,7 +178,7 @@ impl Replica {
         }
     }
 
-    fn is_there(&self, seat: usize, now: Time) -> bool {
+    pub(super) fn is_there(&self, seat: usize, now: Time) -> bool {
         self.heard[seat].is_some_and(|heard| now.since(heard.at) <= RECENT)
     }
 
@@ -229,22 +223,35 @@ impl Replica {
         self.voters().get(self.seat) == Some(&self.life)
     }
 
+    /// The lives that may decide something, by seat: those that vote, and the third that is about to.
+    pub(super) fn deciders(&self) -> Vec<u64> {
+        let (_, Voters { lives, third_comes }) = self.log.voters();
+        lives.iter().map(|&life| if life == 0 { *third_comes } else { life }).collect()
+    }
+
+    fn decides(&self, life: u64) -> bool {
+        self.deciders().contains(&life)
+    }
+
     /// Whether enough voters do something to decide it: a majority. Of two that is both, so each has all that was agreed
-    /// on since it is agreed that they are two: where one has certainly ended, the other decides alone.
+    /// on while at most two voted: where one has certainly ended, the other decides alone, or with the third that is
+    /// about to get its vote. So any two of the three that will vote include one of those that decided before.
     pub(super) fn suffice(&self, does: impl Fn(u64) -> bool) -> bool {
-        let (since, voters) = self.log.voters();
-        let are_two = since <= self.commit && !voters.third_comes;
-        let voters: Vec<u64> = voters.lives.iter().copied().filter(|&life| life != 0).collect();
-        match voters.len() {
-            0 => true,
-            1 | 2 if are_two => voters.iter().all(|life| does(*life) || self.ended.contains(life)),
-            all => voters.iter().filter(|&&life| does(life)).count() > all / 2,
+        let (since, Voters { lives, third_comes }) = self.log.voters();
+        let voters: Vec<u64> = lives.iter().copied().filter(|&life| life != 0).collect();
+        let are_few = voters.len() <= 2 && (since <= self.commit || self.log.were_few());
+        let left: Vec<u64> = voters.iter().copied().filter(|life| !self.ended.contains(life)).collect();
+        match (left.len(), *third_comes) {
+            _ if voters.is_empty() => true,
+            (1, third) if third != 0 => does(left[0]) && does(third),
+            (1 | 2, third) if third != 0 || are_few => left.into_iter().all(does),
+            _ => voters.iter().filter(|&&life| does(life)).count() > voters.len() / 2,
         }
     }
 
-    /// Whether no other voter is left: it serves no one then, as the others could begin a cluster without it.
+    /// Whether no other is left that decides: it serves no one then, as the others could begin a cluster without it.
     pub(super) fn is_alone(&self) -> bool {
-        self.voters().iter().filter(|life| **life != 0 && !self.ended.contains(life)).count() < 2
+        self.deciders().iter().filter(|life| **life != 0 && !self.ended.contains(life)).count() < 2
     }
 
     /// Time passes: to be called about each 50 ms.
@@ -259,7 +266,7 @@ impl Replica {
         }
         match &self.role {
             Role::Fresh => self.found(now),
-            Role::Follower { .. } | Role::Candidate { .. } if self.votes() && now >= self.due => {
+            Role::Follower { .. } | Role::Candidate { .. } if self.decides(self.life) && now >= self.due => {
                 self.campaign(now, true)
             }
             Role::Follower { .. } | Role::Candidate { .. } => {}
@@ -271,9 +278,15 @@ impl Replica {
     /// A letter came.
     pub fn receive(&mut self, now: Time, letter: Letter) -> Vec<Output> {
         let seat = letter.seat as usize;
-        let astray = letter.to_seat as usize != self.seat || !self.knows(&letter);
+        let astray = letter.to_seat as usize != self.seat || !self.knows(&letter) || !self.is_sound(&letter);
         if astray || seat >= self.seats || seat == self.seat || self.ended.contains(&letter.life) {
             return Vec::new();
+        }
+        if let Some(Body::Hello(Hello { ended })) = letter.body
+            && ended != self.life
+            && self.has_known(seat, ended)
+        {
+            self.ended.insert(ended);
         }
         self.heard[seat] = Some(Heard { life: letter.life, cluster: letter.cluster, at: now });
         if let Some(body) = letter.body {
@@ -283,11 +296,32 @@ impl Replica {
         std::mem::take(&mut self.out)
     }
 
+    /// Whether what it says can be: one that is not of this program must not end it.
+    fn is_sound(&self, letter: &Letter) -> bool {
+        let voters = |voters: &Voters| voters.lives.len() == self.seats;
+        let place = |place: &Option<Place>| place.is_none_or(|place| place.index <= MOST && place.term <= MOST);
+        let entry = |entry: &Entry| !matches!(&entry.what, Some(What::Voters(those)) if !voters(those));
+        let body = match &letter.body {
+            Some(Body::Append(append)) => place(&append.prev) && append.entries.iter().all(entry),
+            Some(Body::Snapshot(snapshot)) => place(&snapshot.place) && snapshot.voters.as_ref().is_some_and(voters),
+            Some(Body::Took(took)) => took.index <= MOST,
+            _ => true,
+        };
+        body && letter.life != 0 && letter.term <= MOST
+    }
+
+    /// Whether a seat has had this life, as far as that matters here.
+    fn has_known(&self, seat: usize, life: u64) -> bool {
+        let is_led = matches!(&self.role, Role::Leader { peers, .. }
+            if peers.get(&seat).is_some_and(|peer| peer.life == life));
+        life != 0
+            && (is_led
+                || self.deciders().get(seat) == Some(&life)
+                || self.heard[seat].is_some_and(|heard| heard.life == life))
+    }
+
     fn read(&mut self, now: Time, seat: usize, from: Letter, body: Body) {
-        if let Body::Hello(Hello { ended }) = body {
-            if ended != 0 && ended != self.life {
-                self.ended.insert(ended);
-            }
+        if let Body::Hello(_) = body {
             if from.to == 0 && self.cluster != 0 {
                 self.send(seat, from.life, Body::Hello(Hello { ended: 0 }));
             }
@@ -348,7 +382,7 @@ impl Replica {
         self.role = Role::Candidate { pre, votes: BTreeSet::from([self.life]) };
         let (term, ask) = (self.term + u64::from(pre), Ask { pre, last: Some(self.log.last()) });
         for seat in self.others() {
-            match self.voters()[seat] {
+            match self.deciders()[seat] {
                 0 => {}
                 life => self.send_in(term, seat, life, Body::Ask(ask)),
             }
@@ -378,9 +412,9 @@ impl Replica {
     }
 
     fn voted_for(&mut self, now: Time, from: &Letter, vote: Vote) {
-        let is_voter = self.voters().contains(&from.life);
+        let decides = self.decides(from.life);
         let Role::Candidate { pre, votes } = &mut self.role else { return };
-        if !vote.granted || vote.pre != *pre || from.term != self.term + u64::from(*pre) || !is_voter {
+        if !vote.granted || vote.pre != *pre || from.term != self.term + u64::from(*pre) || !decides {
             return;
         }
         votes.insert(from.life);
@@ -421,7 +455,11 @@ impl Replica {
             return;
         }
         let place = snapshot.place.unwrap_or_default();
-        if place.index > self.commit {
+        if place.index > self.commit && self.log.term(place.index) == Some(place.term) {
+            // It has this already. What follows here may be counted on.
+            self.commit = place.index;
+            self.apply();
+        } else if place.index > self.commit {
             self.log = Log::after(place, snapshot.voters.unwrap_or_default());
             (self.commit, self.applied) = (place.index, place.index);
             self.out.push(Output::Restore(snapshot.state));
@@ -441,58 +479,5 @@ impl Replica {
             }
         }
         self.log.trim(self.applied);
-    }
-
-    /// Begins a cluster with the first of the fresh ones, if none has one already.
-    fn found(&mut self, now: Time) {
-        let there: Vec<usize> = self.others().filter(|&seat| self.is_there(seat, now)).collect();
-        let has_cluster = |seat: &usize| self.heard[*seat].is_some_and(|heard| heard.cluster != 0);
-        let (Some(&first), false) = (there.first(), there.iter().any(has_cluster)) else { return };
-        if now.since(self.begun) < LOOK || first < self.seat {
-            return;
-        }
-        let mut lives = vec![0; self.seats];
-        lives[self.seat] = self.life;
-        lives[first] = self.heard[first].map_or(0, |heard| heard.life);
-        self.cluster = self.draw();
-        self.term = 1;
-        self.voted = self.life;
-        self.led = now;
-        self.log.push(Entry { term: 1, what: Some(What::Voters(Voters { lives, third_comes: false })) });
-        self.lead(now);
-    }
-
-    /// Begins a new life where this one's cluster is lost, or nothing shows that it is not.
-    fn reconsider(&mut self, now: Time) {
-        if self.cluster == 0 {
-            return;
-        }
-        let is_lost = !self.suffice(|life| !self.ended.contains(&life));
-        let elsewhere = |heard: &Option<Heard>| heard.is_some_and(|heard| ![0, self.cluster].contains(&heard.cluster));
-        let gives_up = match &self.role {
-            Role::Leader { since, .. } => {
-                let (unconfirmed, other) = (self.commit == 0, self.heard.iter().any(elsewhere));
-                (unconfirmed && now.since(*since) > UNCONFIRMED) || (other && (unconfirmed || self.is_alone()))
-            }
-            _ => {
-                let for_long = now.since(self.led);
-                let has_no_use = !self.votes() || self.heard.iter().any(elsewhere);
-                (self.commit == 0 && for_long > UNCONFIRMED) || (for_long > FORSAKEN && has_no_use)
-            }
-        };
-        if is_lost || gives_up {
-            self.begin_again(now);
-        }
-    }
-
-    fn begin_again(&mut self, now: Time) {
-        self.life = self.draw();
-        self.begun = now;
-        (self.cluster, self.term, self.voted) = (0, 0, 0);
-        self.log = Log::default();
-        (self.commit, self.applied) = (0, 0);
-        self.role = Role::Fresh;
-        self.out.retain(|output| !matches!(output, Output::Send(..)));
-        self.out.push(Output::Reset);
     }
 }
