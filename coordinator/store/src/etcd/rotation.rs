@@ -308,7 +308,8 @@ mod tests {
         let late = || Fault::Late("late".into());
         // What a member does with a call; how many members there are, whether it says other things meanwhile; then
         // whether its connection stays, and how many times LIMIT the next call may take.
-        let table: [(&str, fn() -> Fault, usize, bool, bool, u32); 5] = [
+        type Row = (&'static str, fn() -> Fault, usize, bool, bool, u32);
+        let table: [Row; 5] = [
             ("late, but it says other things", late, 1, true, true, 2),
             ("late and silent", late, 1, false, false, 1),
             ("late, and there are others", late, 3, true, false, 2),
