@@ -159,8 +159,8 @@ fn never_connected(status: &tonic::Status) -> bool {
     false
 }
 
-/// The status's words and all that is behind them, without repetition.
-fn cause_of(status: &tonic::Status) -> String {
+/// The status's words and all that is behind them, without repetition: that TLS failed is only there.
+pub(crate) fn cause_of(status: &tonic::Status) -> String {
     let mut text = match status.message() {
         "" => status.code().description().to_owned(),
         message => message.to_owned(),

@@ -1,6 +1,5 @@
 //! Carries letters to one of the other agents: over the store's own port, with the TLS that its clients have.
 
-use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use crate::etcd::EtcdConfig;
+use crate::etcd::fault::cause_of;
 use crate::tls::MutualTls;
 
 /// Letters under way to one agent; more are lost.
@@ -63,22 +63,8 @@ impl State {
         let (since, said) = self.cut.get_or_insert((now, false));
         let is_long = now.duration_since(*since) >= CUT && !*said;
         *said |= is_long;
-        is_long.then(|| format!("is not reached: {}", causes(status)))
+        is_long.then(|| format!("is not reached: {}", cause_of(status)))
     }
-}
-
-/// An error and what it came from: that TLS failed is only there.
-fn causes(status: &Status) -> String {
-    let mut said = status.message().to_owned();
-    let mut cause = status.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !said.contains(&text) {
-            said = format!("{said}: {text}");
-        }
-        cause = error.source();
-    }
-    said
 }
 
 impl Post {
