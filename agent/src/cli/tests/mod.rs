@@ -1,7 +1,9 @@
 //! The command line as users write it: torchrun's cases (1.1, its environment defaults, `min_max_nodes_parse`,
-//! `with_env_vars`, `nproc`) and ours. Mistakes are in [`mistakes`], the other launchers' command lines in [`compat`].
+//! `with_env_vars`, `nproc`) and ours. Flags of logs are in [`logs`], mistakes in [`mistakes`], the other launchers'
+//! command lines in [`compat`].
 
 mod compat;
+mod logs;
 mod mistakes;
 
 use std::os::unix::ffi::OsStringExt;
@@ -11,8 +13,7 @@ use elastic_rendezvous::job::{Endpoint, OnStoreLoss, RestartPolicy, Timings};
 use proptest::prelude::*;
 
 use super::*;
-use crate::output::logs::{LogDir, LogOptions, Rotation, Streams, StreamsByRank};
-use crate::output::outcome::report::ReportForm;
+use crate::output::logs::{LogDir, Streams};
 use crate::store::choice::{Credentials, Tls};
 use crate::workers::command::ProgramKind;
 use crate::workers::slots::WorkerCount;
@@ -201,7 +202,7 @@ fn endpoints_have_default_ports_and_may_be_several() {
 }
 
 #[test]
-fn standalone_overrides_what_stands_beside_it_and_says_so() {
+fn standalone_overrides_other_flags_and_says_so() {
     let options = run("--standalone --rdzv-backend=etcd --rdzv-endpoint=h:1 --rdzv-id=J --nnodes=1:4 t");
     assert_eq!(options.store.choice, StoreChoice::Standalone);
     assert_eq!((options.job.as_ref(), options.spec.max_nodes), (FRESH.to_string().as_str(), 1));
@@ -310,42 +311,6 @@ fn the_time_to_quiesce_is_part_of_the_stop_grace() {
 }
 
 #[test]
-fn streams_may_differ_by_rank_also_beyond_nine() {
-    let options = run("-r 0:3,10:1 -t 2 t");
-    let both = Streams { stdout: true, stderr: true };
-    let redirects = &options.output.logs.redirects;
-    assert_eq!((redirects.of(0), redirects.of(1)), (both, Streams::default()));
-    assert_eq!(redirects.of(10), Streams { stdout: true, stderr: false });
-    assert_eq!(options.output.logs.tee, StreamsByRank::All(Streams { stdout: false, stderr: true }));
-    assert_eq!(run("--log-dir /dev/null t").output.logs.dir, LogDir::Disabled);
-}
-
-#[test]
-fn log_flags_arrive() {
-    let logs =
-        run("--local-ranks-filter=0,12 --log-line-prefix-template=[${rank}]: --duplicate-stdout-filters a,,b,c \
-                    --duplicate_stderr_filters=e --log-rotate 1M:2 --log-attempts=3 t")
-        .output
-        .logs;
-    assert_eq!(logs.console_ranks, Some([0, 12].into()));
-    assert_eq!(logs.prefix.as_deref(), Some("[${rank}]:"));
-    assert_eq!(logs.duplicate_stdout, "a,,b,c".parse().ok());
-    assert_eq!(logs.duplicate_stderr, "e".parse().ok());
-    assert_eq!(logs.rotation, Some(Rotation { size: 1 << 20, keep: 2 }));
-    assert_eq!(logs.attempts, Some(3));
-    assert_eq!(run("t").output.logs, LogOptions::default());
-
-    // The variable that every flag has takes precedence over torchrun's own variable.
-    let own = ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "own");
-    let prefix = |env: &[(&str, &str)]| run_with("t", env).unwrap().output.logs.prefix;
-    assert_eq!(prefix(&[own]).as_deref(), Some("own"));
-    assert_eq!(prefix(&[own, ("PET_LOG_LINE_PREFIX_TEMPLATE", "pet")]).as_deref(), Some("pet"));
-
-    assert_eq!(run("t").output.report, ReportForm::Text);
-    assert_eq!(run("--report=json t").output.report, ReportForm::Json);
-}
-
-#[test]
 fn the_rest_of_the_flags_arrive() {
     let options = run(
         "--rdzv-backend=etcd --rdzv-id=J --rdzv-conf prefix=my/jobs/ --node-name=n1 --local-addr=[::1] --peer-port=7000 \
@@ -393,17 +358,6 @@ fn health_is_this_machines_alone_unless_an_address_is_given() {
     assert_eq!(health("", "8080").as_deref(), Some("127.0.0.1:8080"));
     assert_eq!(health("", "0.0.0.0:8080").as_deref(), Some("0.0.0.0:8080"));
     assert_eq!(health("", "x"), None);
-}
-
-#[test]
-fn the_log_level_has_pythons_names() {
-    for (name, level) in [("debug", Level::DEBUG), ("WARNING", Level::WARN), ("CRITICAL", Level::ERROR)] {
-        assert_eq!(run_with("t", &[("LOGLEVEL", name)]).unwrap().log.level, level);
-    }
-    let odd = run_with("t", &[("LOGLEVEL", "loud")]).unwrap();
-    assert_eq!(odd.log.level, Level::INFO);
-    assert!(odd.log.warnings[0].contains("no such level"), "{:?}", odd.log.warnings);
-    assert_eq!(run_with("-v t", &[("LOGLEVEL", "ERROR")]).unwrap().log.level, Level::DEBUG);
 }
 
 #[test]
