@@ -8,6 +8,7 @@ use elastic_tests::prelude::*;
 use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result, bail, ensure};
+use elastic_models::{Mlp, Rows, mlp::Workspace};
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::command;
 use elastic_trainer::checkpoint::disk::Host;
@@ -16,8 +17,7 @@ use elastic_trainer::checkpoint::retention::Retention;
 use elastic_trainer::checkpoint::snapshot::{Layout, SnapshotHeader};
 use elastic_trainer::checkpoint::snapshot_slots::SnapshotSlots;
 use elastic_trainer::checkpoint::writer::Writer;
-use elastic_trainer::model::mlp::Workspace;
-use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Optimizer, Rows, Stride};
+use elastic_trainer::model::{AdamW, Model, Moved, Optimizer, Stride};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 const SAVES: u64 = 100;

@@ -3,13 +3,13 @@
 use elastic_tests::prelude::*;
 use std::num::NonZeroUsize;
 
-use elastic_trainer::collective::tree::Node;
+use elastic_collective::tree::Node;
+use elastic_models::{Rows, gpt::Size, gpt::Tokens};
 use elastic_trainer::data::{Data, Order, StepSamples};
 use elastic_trainer::engine::gradient::{GradientTask, GradientThreads, Work};
 use elastic_trainer::engine::interruption::Interruption;
 use elastic_trainer::engine::state::State;
-use elastic_trainer::model::gpt::{Size, Tokens};
-use elastic_trainer::model::{AdamW, Model, Optimizer, Rows, Stride};
+use elastic_trainer::model::{AdamW, Model, Optimizer, Stride};
 use elastic_trainer::random::unit;
 use elastic_trainer::{SampleError, Step, Stop};
 

@@ -342,7 +342,7 @@ fn export(
 }
 
 /// The newest whole checkpoint in a folder, or that of a step, or the one that `dir` names.
-pub(crate) fn load(dir: &Path, step: Option<u64>) -> Result<Loaded, CommandError> {
+pub(super) fn load(dir: &Path, step: Option<u64>) -> Result<Loaded, CommandError> {
     chosen(&Folder::open(dir)?, step).map(|(_, loaded)| loaded)
 }
 

@@ -267,7 +267,7 @@ fn positive(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|&value: &f32| value.is_finite() && value > 0.0).ok_or("must be above 0".to_owned())
 }
 
-pub(crate) fn not_negative(text: &str) -> Result<f32, String> {
+fn not_negative(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|&value: &f32| value.is_finite() && value >= 0.0).ok_or("must be 0 or more".to_owned())
 }
 
