@@ -24,7 +24,8 @@ impl Memory {
         let parameters = (model.parameters() * size_of::<f32>()) as u64;
         let optimizer = settings.optimizer().kept().len() as u64 * parameters;
         let (shards, threads) = (u64::from(settings.shards.get()), settings.threads.get() as u64);
-        // A thread keeps a sum for each level of its part of the tree.
+        // A thread keeps a sum for each level of its part of the tree. Threads beyond the shards compute no gradient.
+        let threads = threads.min(shards);
         let levels = u64::from(shards.div_ceil(threads).next_power_of_two().ilog2()) + 1;
         let cut = u64::from(settings.micro_batch.is_some());
         let gradients = (threads * (levels + cut) + 1) * parameters;

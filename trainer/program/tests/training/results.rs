@@ -1,6 +1,9 @@
 //! The same bits for every history of workers, and each sample once.
 
 use std::collections::BTreeMap;
+use std::fs::DirEntry;
+use std::process::{Command, Stdio};
+use std::thread::available_parallelism;
 
 use clap::Parser;
 use elastic_models::{Digits, tasks::digits};
@@ -35,7 +38,9 @@ fn every_world_size_gives_the_same_bits() {
     for world_size in [2, 3, 5, 9] {
         assert!(train(flags, world_size, 0) == alone, "{world_size} workers");
     }
-    assert!(train(&format!("{flags} --threads 3"), 2, 0) == alone, "threads");
+    for threads in ["3", "auto"] {
+        assert!(train(&format!("{flags} --threads {threads}"), 2, 0) == alone, "{threads} threads");
+    }
     assert_ne!(train(&format!("{flags} --seed 1"), 1, 0).parameters(), alone.parameters());
 }
 
@@ -145,4 +150,29 @@ fn killed_workers_lose_nothing_that_is_committed() {
     assert!(times.values().all(|&times| times == 1));
     // And steps were really lost and done again.
     assert!(trace(&path).iter().filter(|line| line["event"] == "step").count() > steps.len());
+}
+
+/// The threads besides the first that compute, of a worker that shares its node with so many.
+fn threads_beside(workers: usize) -> usize {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace");
+    let mut worker = Command::new(env!("CARGO_BIN_EXE_elastic-trainer"));
+    worker.args(["digits", "--device=cpu", "--threads=auto", "--epochs=1000000", "--trace"]).arg(&path);
+    let mut worker = worker.env("LOCAL_WORLD_SIZE", workers.to_string()).stdout(Stdio::null()).spawn().unwrap();
+    let named = |task: DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    let count = wait_for("a step", || {
+        last_step(&path, "step")?;
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", worker.id())).unwrap().flatten();
+        Some(tasks.map(named).filter(|name| name.starts_with("compute-")).count())
+    });
+    worker.kill().unwrap();
+    worker.wait().unwrap();
+    count
+}
+
+#[test]
+fn threads_are_as_many_as_processors_and_shared_by_a_nodes_workers() {
+    let processors = available_parallelism().unwrap().get();
+    assert_eq!(threads_beside(1), processors - 1);
+    assert_eq!(threads_beside(processors), 0);
 }
