@@ -130,7 +130,7 @@ impl Training {
         let gradient = vec![1e-3; flat.len()];
         flat.resize(3 * gradient.len(), 0.0);
         let rule = Optimizer::AdamW(AdamW::new(0.1));
-        let entries = elastic_trainer::engine::state::State::entries(model.tensors(), &rule);
+        let entries = elastic_trainer::State::entries(model.tensors(), &rule);
         let labels = (0..BATCH).map(|row| (row % 10) as u8).collect();
         let (batch, workspace) = (Rows { inputs: vec![0.5; BATCH * 2048], labels }, Workspace::default());
         let sink = gradient.clone();

@@ -53,7 +53,7 @@ pub use elastic::Elastic;
 pub use elastic_collective::stop::Stop;
 pub use engine::state::State;
 pub use error::{Error, Result, TaskError};
-pub use model::{Gradient, Model, OnCpusAlone, Optimizer, ParameterGroup, Rule, Sums, Tensor};
+pub use model::{Gradient, Model, OnCpusAlone, ParameterGroup, Rule, Sums, Tensor};
 pub use settings::device::Device;
 pub use settings::{Environment, Settings};
 pub use step::{Random, Step};

@@ -70,24 +70,16 @@ pub fn main<T: Task>() -> ExitCode {
     let path = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&path).file_name().map_or("worker".into(), |name| name.to_string_lossy().into_owned());
     run(with_checkpoints::<T>(name), |matches, process| match matches.subcommand() {
-        Some(_) => {
-            let Checkpoints::Checkpoint(command) = Checkpoints::from_arg_matches(matches)?;
-            process.checkpoint(&command)
-        }
+        Some((_, matches)) => process.checkpoint(&CheckpointCommand::from_arg_matches(matches)?),
         None => process.train(&T::from_arg_matches(matches)?),
     })
 }
 
-#[derive(Debug, Clone, Subcommand)]
-enum Checkpoints {
-    /// List, verify, export or prune checkpoints
-    #[command(subcommand)]
-    Checkpoint(CheckpointCommand),
-}
-
 fn with_checkpoints<T: Task>(name: String) -> clap::Command {
     let command = T::augment_args(clap::Command::new(name).max_term_width(100));
-    Checkpoints::augment_subcommands(command).args_conflicts_with_subcommands(true).subcommand_negates_reqs(true)
+    let inner = clap::Command::new("checkpoint").about("List, verify, export or prune checkpoints");
+    let inner = CheckpointCommand::augment_subcommands(inner).subcommand_required(true).arg_required_else_help(true);
+    command.subcommand(inner).args_conflicts_with_subcommands(true).subcommand_negates_reqs(true)
 }
 
 /// This process, as a worker.

@@ -5,14 +5,14 @@
 
 mod affine;
 mod attention;
-pub mod data;
+mod data;
 pub mod gpt;
 mod matmul;
 pub mod mlp;
 mod pointwise;
 pub mod tasks;
 
-pub use data::digits::{Digits, Images};
+pub use data::digits::Digits;
 pub use gpt::Gpt;
 pub use mlp::{Mlp, Rows};
 

@@ -39,7 +39,8 @@ pub enum CheckError {
 ///
 /// # Errors
 /// A GPU failed, there is none, a library is missing or does not match, or the result cannot be printed.
-pub fn run(surroundings: &Surroundings, out: &mut impl Write) -> Result<(), CheckError> {
+pub fn run(out: &mut impl Write) -> Result<(), CheckError> {
+    let surroundings = &Surroundings::read(|name| std::env::var(name).ok());
     let all = Gpu::count(surroundings)?;
     let mut unfit = 0;
     for number in 0..all {

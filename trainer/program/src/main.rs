@@ -4,10 +4,6 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
-#[cfg(feature = "cuda")]
-use elastic_cuda::Surroundings;
-#[cfg(feature = "cuda")]
-use elastic_program::check;
 use elastic_program::command::{Arguments, Command};
 use elastic_trainer::program;
 
@@ -21,7 +17,7 @@ fn main() -> ExitCode {
         Command::Export(export) => export.run(&mut io::stdout()),
         Command::Checkpoint(command) => process.checkpoint(&command),
         #[cfg(feature = "cuda")]
-        Command::CheckGpus => Ok(check::run(&Surroundings::read(|name| std::env::var(name).ok()), &mut io::stdout())?),
+        Command::CheckGpus => Ok(elastic_program::check::run(&mut io::stdout())?),
         Command::BenchAllreduce => Ok(bench::run()?),
     })
 }

@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 use elastic_proto::worker::Checkpoint;
 use tracing::{info, warn};
 
+use command::Folder;
 use disk::Disk;
 pub use error::CheckpointError;
 use manifest::{Extent, Manifest, digest};
@@ -91,7 +92,7 @@ pub struct Loaded {
 impl Loaded {
     /// Reads the newest whole checkpoint in a folder that `--checkpoint-dir` named, or that of a step.
     pub fn from_folder(dir: &Path, step: Option<u64>) -> crate::Result<Loaded> {
-        Ok(command::load(dir, step)?)
+        Ok(command::chosen(&Folder::open(dir)?, step)?.1)
     }
 
     /// Steps that were done.

@@ -7,7 +7,7 @@ use elastic_trainer::{Data, SampleError, Step, Unit};
 use crate::gpt::Tokens;
 
 /// A source of windows of tokens.
-pub type Source = Box<dyn Data<Batch = Tokens>>;
+type Source = Box<dyn Data<Batch = Tokens>>;
 
 /// Windows to train on, and others to evaluate on.
 pub struct Corpus {

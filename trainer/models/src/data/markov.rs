@@ -16,7 +16,7 @@ const ENTROPY: f64 = 1.75 * std::f64::consts::LN_2;
 
 /// Windows of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Markov {
+pub(crate) struct Markov {
     vocabulary: usize,
     /// Tokens that are predicted in a window.
     time: usize,
@@ -34,7 +34,7 @@ impl Markov {
     ///
     /// # Panics
     /// With fewer tokens in the vocabulary than may follow a pair, or windows without tokens.
-    pub fn new(vocabulary: usize, time: usize, windows: u64, seed: u64) -> Markov {
+    pub(crate) fn new(vocabulary: usize, time: usize, windows: u64, seed: u64) -> Markov {
         assert!(vocabulary >= FOLLOWERS, "{vocabulary} tokens, of which {FOLLOWERS} may follow a pair");
         assert!(time > 0, "windows of no tokens");
         let followers = (0..2 * vocabulary as u64).map(|pair| distinct(mix(seed) ^ (pair << 32), vocabulary)).collect();
@@ -42,7 +42,7 @@ impl Markov {
     }
 
     /// So many windows of the same source that are not among these.
-    pub fn held_out(&self, windows: u64) -> Markov {
+    pub(crate) fn held_out(&self, windows: u64) -> Markov {
         Markov { first: self.first + self.windows, windows, ..self.clone() }
     }
 

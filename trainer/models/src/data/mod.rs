@@ -3,7 +3,7 @@
 mod corpus;
 pub(crate) mod digits;
 pub(crate) mod markov;
-pub mod token_file;
+pub(crate) mod token_file;
 
-pub use corpus::{Corpus, Source};
-pub use markov::Markov;
+pub(crate) use corpus::Corpus;
+pub(crate) use markov::Markov;

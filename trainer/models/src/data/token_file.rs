@@ -27,7 +27,7 @@ const PIECE: u64 = 4096;
 
 /// How tokens lie in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub(crate) enum Form {
     /// A text: each byte is a token.
     Text,
     /// Little-endian numbers of so many bytes, 2 or 4, without a header; or, where it begins with one, as llm.c's
@@ -37,7 +37,7 @@ pub enum Form {
 
 /// Why a file's tokens cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum TokenFileError {
+pub(crate) enum TokenFileError {
     /// It cannot be read.
     #[error("cannot read {}: {cause}", path.display())]
     Read {
@@ -93,7 +93,7 @@ pub enum TokenFileError {
 
 /// A file of tokens.
 #[derive(Debug)]
-pub struct TokenFile {
+pub(crate) struct TokenFile {
     path: PathBuf,
     file: File,
     /// Where the first token lies.
@@ -115,7 +115,7 @@ fn stamp(file: &File) -> io::Result<Stamp> {
 
 impl TokenFile {
     /// Opens a file. Some of its tokens are compared with the vocabulary here, the others when they are read.
-    pub fn open(path: &Path, form: Form, vocabulary: usize) -> Result<TokenFile, TokenFileError> {
+    pub(crate) fn open(path: &Path, form: Form, vocabulary: usize) -> Result<TokenFile, TokenFileError> {
         let unread = |cause| TokenFileError::Read { path: path.to_owned(), cause };
         let refused = |cause| TokenFileError::Format { path: path.to_owned(), cause };
         // To open a pipe would wait for its writer.
@@ -149,11 +149,6 @@ impl TokenFile {
     /// A checksum of its tokens. Those that it looks at must be of the vocabulary.
     fn sample(&self) -> Result<u32, TokenFileError> {
         sampled(self.tokens * self.width, self.width, |start, raw| self.read(start / self.width, raw, |_| ()))
-    }
-
-    /// The tokens in it.
-    pub fn tokens(&self) -> u64 {
-        self.tokens
     }
 
     /// Passes on the tokens from `first` on, as many as `raw` has room for.
@@ -223,7 +218,7 @@ fn header(file: &File) -> io::Result<Option<(u64, u64)>> {
 
 /// Some of a file's windows: each the tokens that follow the one before it, and, as the last target, one more.
 #[derive(Debug, Clone)]
-pub struct Windows {
+pub(crate) struct Windows {
     file: Arc<TokenFile>,
     time: usize,
     first: u64,
@@ -232,20 +227,20 @@ pub struct Windows {
 
 impl Windows {
     /// All windows of `time` tokens.
-    pub fn all(file: TokenFile, time: usize) -> Windows {
+    pub(crate) fn all(file: TokenFile, time: usize) -> Windows {
         let count = file.tokens.saturating_sub(1) / time as u64;
         Windows { file: Arc::new(file), time, first: 0, count }
     }
 
     /// The first `count` of them, and the others.
-    pub fn split(self, count: u64) -> (Windows, Windows) {
+    pub(crate) fn split(self, count: u64) -> (Windows, Windows) {
         let count = count.min(self.count);
         let rest = Windows { first: self.first + count, count: self.count - count, ..self.clone() };
         (Windows { count, ..self }, rest)
     }
 
     /// An error if there are fewer.
-    pub fn at_least(&self, windows: u64) -> Result<(), TokenFileError> {
+    pub(crate) fn at_least(&self, windows: u64) -> Result<(), TokenFileError> {
         let TokenFile { path, tokens, .. } = &*self.file;
         let too_few = || TokenFileError::TooFew { path: path.clone(), tokens: *tokens, windows, time: self.time };
         (self.first + self.count >= windows).then_some(()).ok_or_else(too_few)

@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use elastic_models::Mlp;
-use elastic_trainer::Model;
 use elastic_trainer::Settings;
-use elastic_trainer::engine::state::State;
+use elastic_trainer::{Model, State};
 use serde_json::Value;
 
 use crate::worker::train;

@@ -86,7 +86,7 @@ impl Model for Faulty {
 }
 
 /// Trains with three ranks; one is faulty.
-fn with_a_faulty_rank(rank: u32, first: f32, decays: bool) -> elastic_trainer::engine::state::State {
+fn with_a_faulty_rank(rank: u32, first: f32, decays: bool) -> elastic_trainer::State {
     together(3, 0, |environment| {
         let faulty = environment.rank == rank;
         let model = Faulty::new(if faulty { first } else { 0.0 }, faulty && decays);

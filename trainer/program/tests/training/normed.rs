@@ -8,10 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use elastic_trainer::engine::state::State;
 use elastic_trainer::settings::OptimizerName;
 use elastic_trainer::{
-    Data, Elastic, Environment, Gradient, Model, Outcome, Result, Rule, SampleError, Settings, Step, Stop, Sums,
+    Data, Elastic, Environment, Gradient, Model, Outcome, Result, Rule, SampleError, Settings, State, Step, Stop, Sums,
     Tensor, TrainError,
 };
 use rustix::fs::{MemfdFlags, memfd_create};

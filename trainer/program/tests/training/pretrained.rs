@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use elastic_models::{Gpt, gpt::pretrained::Pretrained};
-use elastic_trainer::Model;
-use elastic_trainer::engine::state::State;
+use elastic_trainer::{Model, State};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 

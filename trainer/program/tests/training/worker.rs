@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use elastic_program::command::{self, Arguments};
-use elastic_trainer::engine::state::State;
 use elastic_trainer::program::Task;
-use elastic_trainer::{Elastic, Environment, Outcome, TrainError};
+use elastic_trainer::{Elastic, Environment, Outcome, State, TrainError};
 use serde_json::Value;
 
 /// Nothing in these tests takes this long.
