@@ -12,7 +12,7 @@ TARGET = $(shell cargo metadata --no-deps --format-version 1 | sed -n 's/.*"targ
 RELEASE = $(TARGET)/release
 
 # What make demo builds: its programs, or what make test has built already.
-DEMO = $(if $(wildcard $(TARGET)/debug/deps/end_to_end-*),--workspace --bins --tests,--package elastic-agent --package elastic-trainer --package elastic-demo --bins)
+DEMO = $(if $(wildcard $(TARGET)/debug/deps/end_to_end-*),--workspace --bins --tests,--package elastic-agent --package elastic-program --package elastic-demo --bins)
 # Tests that need only Rust: no etcd, PyTorch, network namespaces or built programs.
 RUST_ONLY = (kind(lib) | kind(bin) | package(elastic-rendezvous) | binary(group) | binary(embedded) | binary(memory_store)) - package(/^elastic-(tests|campaign|simulation)$$/)
 
@@ -73,7 +73,7 @@ ifeq ($(CRATE),)
 	@$(STEP) wheel env CARGO=$(CURDIR)/scripts/workspace-cargo.sh $(MAKE) --no-print-directory wheel PROFILE=dev
 	@$(STEP) tests $(TEST) --workspace
 else
-	$(if $(filter tests demo,$(CRATE)),@$(STEP) build cargo build --locked --workspace --bins)
+	$(if $(filter tests demo program,$(CRATE)),@$(STEP) build cargo build --locked --workspace --bins --examples)
 	@$(STEP) "tests of $(CRATE)" $(TEST) --package elastic-$(CRATE)
 endif
 

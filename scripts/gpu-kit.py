@@ -16,7 +16,7 @@ NEWEST_GLIBC = (2, 34)
 MOST_BYTES = 40_000_000
 PROGRAMS = ["elastic-trainer", "elastic-agent"]
 # Tests that run on a GPU: the package that has them, and their program there.
-TESTS = {"elastic-cuda": "cuda", "elastic-trainer": "gpu"}
+TESTS = {"elastic-cuda": "cuda", "elastic-program": "gpu"}
 # By the folders they lie in.
 SCRIPTS = {
     "scripts": ["gpu.sh", "gpu"],
@@ -45,7 +45,7 @@ def glibc_of(program: Path) -> "tuple[int, ...]":
 
 def main() -> None:
     kit = ROOT / "gpu-kit"
-    programs = built("build", "--package", "elastic-trainer", "--package", "elastic-agent", "--bins")
+    programs = built("build", "--package", "elastic-program", "--package", "elastic-agent", "--bins")
     files = {name: programs[name] for name in PROGRAMS}
     for package, name in TESTS.items():
         files[f"{name}-tests"] = built("test", "--package", package, "--test", name, "--no-run")[name]

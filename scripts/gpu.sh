@@ -45,12 +45,12 @@ nextest=$(command -v cargo-nextest || echo .venv/bin/cargo-nextest)
 export VIRTUAL_ENV=${VIRTUAL_ENV:-$root/.venv}
 ELASTIC_TEST_GPU=1 "$nextest" nextest run --locked --workspace --no-capture \
     -E 'package(elastic-cuda) & binary(cuda) & test(/^(kernels|products|state)::/)
-        | package(elastic-trainer) & binary(gpu) & test(/^(models|graphs|snapshots::timed)::/)'
+        | package(elastic-program) & binary(gpu) & test(/^(models|graphs|snapshots::timed)::/)'
 
 python=${ELASTIC_TORCH_PYTHON:-}
 [[ -n $python ]] || fail "the kernels' tests have passed; to compare with PyTorch, set ELASTIC_TORCH_PYTHON to a \
 Python whose torch computes on the GPU"
-cargo build --release --locked --package elastic-trainer
+cargo build --release --locked --package elastic-program
 target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 # The same libraries for both, where torch came with some.
 VIRTUAL_ENV=$("$python" -c 'import sys; print(sys.prefix)') || fail "$python does not run"

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use elastic_trainer::data::{Data, Digits, Order, Schedule};
+use elastic_models::Digits;
+use elastic_trainer::data::{Data, Order, Schedule};
 
 /// The trainer's own default: the samples' order follows from it.
 const SEED: u64 = 0;

@@ -23,7 +23,7 @@ def build(project: Project, tree: Path) -> "dict[str, Path]":
     glibc = ".".join(map(str, GLIBC))
     command = ["cargo", "zigbuild", "--release", "--locked", "--message-format=json-render-diagnostics"]
     command += ["--target", f"{project.triple}.{glibc}", "--bins"]
-    for package in ["elastic-agent", "elastic-coordinator", "elastic-trainer"]:
+    for package in ["elastic-agent", "elastic-coordinator", "elastic-program"]:
         command += ["--package", package]
     # It runs here, and writes what lies beside the programs.
     writer = ["cargo", "build", "--release", "--locked", "--message-format=json-render-diagnostics"]

@@ -18,7 +18,7 @@ use clap::builder::styling::Styles;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use elastic_coordinator::flags::{coordinator, operator};
-use elastic_trainer::command::Arguments;
+use elastic_program::command::Arguments;
 
 /// Where a shell looks for the completions of a program, below the prefix.
 const SHELLS: [(Shell, &str); 3] = [

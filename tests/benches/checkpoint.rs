@@ -8,6 +8,7 @@ use elastic_tests::prelude::*;
 use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result, bail, ensure};
+use elastic_models::{Mlp, Rows, mlp::Workspace};
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::command;
 use elastic_trainer::checkpoint::disk::Host;
@@ -16,8 +17,7 @@ use elastic_trainer::checkpoint::retention::Retention;
 use elastic_trainer::checkpoint::snapshot::{Layout, SnapshotHeader};
 use elastic_trainer::checkpoint::snapshot_slots::SnapshotSlots;
 use elastic_trainer::checkpoint::writer::Writer;
-use elastic_trainer::model::mlp::Workspace;
-use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Optimizer, Rows, Stride};
+use elastic_trainer::model::{AdamW, Model, Moved, Optimizer, Stride};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 const SAVES: u64 = 100;
@@ -130,7 +130,7 @@ impl Training {
         let gradient = vec![1e-3; flat.len()];
         flat.resize(3 * gradient.len(), 0.0);
         let rule = Optimizer::AdamW(AdamW::new(0.1));
-        let entries = elastic_trainer::engine::state::State::entries(model.tensors(), &rule);
+        let entries = elastic_trainer::State::entries(model.tensors(), &rule);
         let labels = (0..BATCH).map(|row| (row % 10) as u8).collect();
         let (batch, workspace) = (Rows { inputs: vec![0.5; BATCH * 2048], labels }, Workspace::default());
         let sink = gradient.clone();

@@ -10,9 +10,10 @@ use std::io::{BufRead, BufReader, Write, sink};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use anyhow::{Context, Result};
+use elastic_collective::recorder::{Operation, Recorder};
+use elastic_models::{Gpt, Mlp};
 use elastic_proto::worker::{Assignment, FromWorker, ToWorker};
-use elastic_trainer::collective::recorder::{Operation, Recorder};
-use elastic_trainer::model::{Gpt, Mlp, Model};
+use elastic_trainer::Model;
 use elastic_trainer::{Data, Device, Elastic, Environment, Gradient, Rule, SampleError, Settings, Step, Tensor};
 use step::{GPTS, MLP, Run, Shards};
 

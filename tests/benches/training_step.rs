@@ -9,9 +9,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, ChildStdout};
 
 use anyhow::{Context, Result};
+use elastic_models::{Gpt, Mlp, gpt::Size};
 use elastic_tests::prelude::*;
-use elastic_trainer::model::gpt::Size;
-use elastic_trainer::model::{Gpt, Mlp, Model};
+use elastic_trainer::Model;
 use step::{GPTS, MLP, Run, Shards};
 
 const BLOCKS: usize = 9;

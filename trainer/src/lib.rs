@@ -7,19 +7,18 @@
 //! elastic      the front: settings, a model and its data in, trained parameters out
 //! settings     flags, environment, which device
 //! program      a whole worker program around a model
-//! tasks        what the program `elastic-trainer` trains: digits, a GPT
-//! command      that program's command line
 //! train        the loop, from one round to the next in the same process; when a checkpoint is saved; trace and plot
 //! agent        the worker's side of the agent's socket
 //! engine       what computes a step, on CPUs or a GPU: gradients, the optimizer, the state
 //! checkpoint   snapshots in memory, checkpoints on disk: writing, checking, loading
-//! model        what is trained, its gradient, the optimizers
-//! data         samples, their order, the samples of a step
+//! model        what a model is to the trainer, the optimizers
+//! data         what data is to the trainer, the order of samples, the samples of a step
 //! random       numbers that depend on a key alone
 //! step         which step a model computes for, and its random numbers
 //! error        errors of models and data
 //! ```
 //!
+//! What the program `elastic-trainer` trains is in `elastic_models`, and uses this library as any other crate does.
 //! Sums and copies between the ranks of a round are a crate of their own, [`elastic_collective`], and so is all that
 //! needs CUDA or NCCL: `elastic_cuda`, which the feature `cuda` brings.
 //!
@@ -31,13 +30,8 @@
 compile_error!("tensors are sent and saved as they lie in memory, which must be little-endian");
 
 mod agent;
-#[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub mod check;
 #[doc(hidden)]
 pub mod checkpoint;
-#[doc(hidden)]
-pub mod command;
 #[doc(hidden)]
 pub mod data;
 mod elastic;
@@ -51,21 +45,15 @@ pub mod random;
 #[doc(hidden)]
 pub mod settings;
 mod step;
-#[doc(hidden)]
-pub mod tasks;
 mod train;
 
-pub use data::{Data, Digits, SampleError, Unit};
+pub use checkpoint::Loaded;
+pub use data::{Data, SampleError, Unit};
 pub use elastic::Elastic;
-#[doc(hidden)]
-pub use elastic_collective as collective;
 pub use elastic_collective::stop::Stop;
-#[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub use elastic_cuda as cuda;
 pub use engine::state::State;
 pub use error::{Error, Result, TaskError};
-pub use model::{Gradient, Model, Optimizer, ParameterGroup, Rows, Rule, Sums, Tensor};
+pub use model::{Gradient, Model, OnCpusAlone, ParameterGroup, Rule, Sums, Tensor};
 pub use settings::device::Device;
 pub use settings::{Environment, Settings};
 pub use step::{Random, Step};

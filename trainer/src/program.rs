@@ -1,7 +1,6 @@
 //! A whole worker program around a model: its command line, its log, signals, errors for agents, and exit codes.
 //!
-//! ```no_run
-//! # use elastic_trainer::tasks::digits::Flags as Flags;
+//! ```text
 //! fn main() -> std::process::ExitCode {
 //!     elastic_trainer::program::main::<Flags>()
 //! }
@@ -21,13 +20,15 @@ use tracing::{error, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::agent::give_up;
-use crate::checkpoint::command as checkpoint;
+use crate::checkpoint::command;
 use crate::data::Data;
 use crate::elastic::Elastic;
 use crate::error::{Result, with_causes};
 use crate::model::Model;
 use crate::settings::{Environment, Settings};
 use crate::train::{Observer, TrainError};
+
+pub use crate::checkpoint::command::Command as CheckpointCommand;
 
 /// What shells add to a signal's number for the exit code.
 const BY_SIGNAL: u8 = 128;
@@ -69,28 +70,16 @@ pub fn main<T: Task>() -> ExitCode {
     let path = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&path).file_name().map_or("worker".into(), |name| name.to_string_lossy().into_owned());
     run(with_checkpoints::<T>(name), |matches, process| match matches.subcommand() {
-        Some(_) => Ok(checkpoint::run(&Checkpoints::from_arg_matches(matches)?.command(), &mut io::stdout())?),
+        Some((_, matches)) => process.checkpoint(&CheckpointCommand::from_arg_matches(matches)?),
         None => process.train(&T::from_arg_matches(matches)?),
     })
 }
 
-#[derive(Debug, Clone, Subcommand)]
-enum Checkpoints {
-    /// List, verify, export or prune checkpoints
-    #[command(subcommand)]
-    Checkpoint(checkpoint::Command),
-}
-
-impl Checkpoints {
-    fn command(self) -> checkpoint::Command {
-        let Checkpoints::Checkpoint(command) = self;
-        command
-    }
-}
-
 fn with_checkpoints<T: Task>(name: String) -> clap::Command {
     let command = T::augment_args(clap::Command::new(name).max_term_width(100));
-    Checkpoints::augment_subcommands(command).args_conflicts_with_subcommands(true).subcommand_negates_reqs(true)
+    let inner = clap::Command::new("checkpoint").about("List, verify, export or prune checkpoints");
+    let inner = CheckpointCommand::augment_subcommands(inner).subcommand_required(true).arg_required_else_help(true);
+    command.subcommand(inner).args_conflicts_with_subcommands(true).subcommand_negates_reqs(true)
 }
 
 /// This process, as a worker.
@@ -140,6 +129,11 @@ pub fn run(command: clap::Command, act: impl FnOnce(&clap::ArgMatches, &Process)
 }
 
 impl Process {
+    /// Does what the subcommand `checkpoint` says, and prints to standard output.
+    pub fn checkpoint(&self, command: &CheckpointCommand) -> Result<()> {
+        Ok(command::run(command, &mut io::stdout())?)
+    }
+
     /// Trains a task in this process's place, and prints on rank 0 what the task says of the result.
     pub fn train<T: Task>(&self, task: &T) -> Result<()> {
         let (model, data) = task.make()?;
@@ -166,12 +160,12 @@ impl Process {
     }
 }
 
-/// What `RUST_LOG` says; what it says of `elastic_trainer` also holds for the crates for collectives and GPUs, unless
+/// What `RUST_LOG` says; what it says of `elastic_trainer` also holds for its other crates, unless
 /// it names them.
 fn log_filter() -> EnvFilter {
     let said = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| "info".to_owned());
     let levels = said.split(',').filter_map(|part| part.strip_prefix("elastic_trainer="));
-    let parts = levels.map(|level| format!("elastic_collective={level},elastic_cuda={level},"));
+    let parts = levels.map(|level| format!("elastic_collective={level},elastic_cuda={level},elastic_models={level},"));
     EnvFilter::try_new(parts.collect::<String>() + &said).unwrap_or_else(|_| EnvFilter::new("info"))
 }
 

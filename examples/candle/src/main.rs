@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use candle_core::{DType, Device, Result as Candle, Tensor, Var};
 use candle_nn::{Conv2d, Conv2dConfig, Linear, Module, VarBuilder, VarMap, conv2d, linear, loss};
+use elastic_models::{Digits, Rows};
 use elastic_trainer::program::{self, Task};
-use elastic_trainer::{Digits, Gradient, Model, Result, Rows, Settings, Step};
+use elastic_trainer::{Gradient, Model, Result, Settings, Step};
 
 /// Learn hand-written digits with a convolutional network of candle's
 #[derive(clap::Args)]

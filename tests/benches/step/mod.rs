@@ -1,17 +1,16 @@
 //! Runs the trainer's step of one worker without the training loop. The benchmark times it with these models.
 
 use elastic_tests::prelude::*;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 
-use elastic_trainer::collective::tree::Node;
+use elastic_collective::tree::Node;
+use elastic_models::{Rows, gpt::Size, gpt::Tokens};
 use elastic_trainer::data::{Data, Order, StepSamples};
 use elastic_trainer::engine::gradient::{GradientTask, GradientThreads, Work};
 use elastic_trainer::engine::interruption::Interruption;
-use elastic_trainer::engine::state::State;
-use elastic_trainer::model::gpt::{Size, Tokens};
-use elastic_trainer::model::{AdamW, Model, Optimizer, Rows, Stride};
+use elastic_trainer::model::{AdamW, Model, Optimizer, Stride};
 use elastic_trainer::random::unit;
-use elastic_trainer::{SampleError, Step, Stop};
+use elastic_trainer::{SampleError, State, Step, Stop};
 
 pub(crate) const MLP: [usize; 4] = [784, 512, 512, 10];
 /// GPTs, with their names and the sequences in a step.
@@ -85,8 +84,9 @@ pub(crate) struct Run<M: Model> {
 impl<M: Model> Run<M> {
     /// A run on `threads` threads.
     pub(crate) fn new(threads: usize, model: M, data: Shards<M::Batch>) -> Run<M> {
-        let threads = NonZeroUsize::new(threads).expect("a thread");
-        let threads = GradientThreads::new(threads, &model).expect("replicas");
+        let shards = NonZeroU32::new(threads as u32).expect("a thread");
+        let threads =
+            GradientThreads::new(NonZeroUsize::new(threads).expect("a thread"), shards, &model).expect("replicas");
         let first = model.init(1).expect("first parameters");
         let rule = Optimizer::AdamW(AdamW::new(0.1));
         Run { state: State::new(first, &rule), rule, data, threads, model }

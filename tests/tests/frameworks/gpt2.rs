@@ -1,8 +1,6 @@
 //! GPT-2 between `elastic-trainer` and the real `transformers`.
 
-use elastic_trainer::model::Gpt;
-use elastic_trainer::model::gpt::Decoder;
-use elastic_trainer::model::gpt::pretrained::Pretrained;
+use elastic_models::{Gpt, gpt::Decoder, gpt::pretrained::Pretrained};
 
 use super::*;
 

@@ -2,9 +2,9 @@
 
 use std::fs;
 
+use elastic_models::gpt::{Gpt, Size, Tokens};
 use elastic_tests::prelude::*;
 use elastic_trainer::Model;
-use elastic_trainer::model::gpt::{Gpt, Size, Tokens};
 use elastic_trainer::random::unit;
 
 #[test]

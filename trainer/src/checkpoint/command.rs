@@ -191,13 +191,13 @@ fn carry_out(command: &Command, out: &mut dyn Write) -> Result<(), CommandError>
 }
 
 /// The checkpoints that a command is about.
-struct Folder {
+pub(super) struct Folder {
     checkpoints: Checkpoints<Host>,
     names: BTreeSet<Name>,
 }
 
 impl Folder {
-    fn open(dir: &Path) -> Result<Folder, CommandError> {
+    pub(super) fn open(dir: &Path) -> Result<Folder, CommandError> {
         let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
         let inside = Host.list(&dir).map_err(|cause| CommandError::Unreadable { dir: dir.clone(), cause })?;
         let own = dir.file_name().and_then(|name| Name::parse(&name.to_string_lossy()));
@@ -341,12 +341,8 @@ fn export(
     write_file(name, &loaded, file, whole_state, out)
 }
 
-/// The newest whole checkpoint in a folder, or that of a step, or the one that `dir` names.
-pub(crate) fn load(dir: &Path, step: Option<u64>) -> Result<Loaded, CommandError> {
-    chosen(&Folder::open(dir)?, step).map(|(_, loaded)| loaded)
-}
-
-fn chosen(folder: &Folder, step: Option<u64>) -> Result<(Name, Loaded), CommandError> {
+/// The newest whole checkpoint in a folder, or that of a step, or the one that was named.
+pub(super) fn chosen(folder: &Folder, step: Option<u64>) -> Result<(Name, Loaded), CommandError> {
     let asked_for = match step {
         Some(step) => Some(folder.names.iter().rev().find(|name| name.step == step).ok_or_else(|| {
             let has: BTreeSet<u64> = folder.names.iter().map(|name| name.step).collect();

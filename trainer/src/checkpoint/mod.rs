@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 use elastic_proto::worker::Checkpoint;
 use tracing::{info, warn};
 
+use command::Folder;
 use disk::Disk;
 pub use error::CheckpointError;
 use manifest::{Extent, Manifest, digest};
@@ -77,13 +78,39 @@ fn removed(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// A checkpoint that was read and found whole.
+/// A checkpoint that was read and found whole: what training has made so far.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loaded {
     /// What it says about itself.
+    #[doc(hidden)]
     pub manifest: Manifest,
     /// The flat state.
+    #[doc(hidden)]
     pub state: Vec<f32>,
+}
+
+impl Loaded {
+    /// Reads the newest whole checkpoint in a folder that `--checkpoint-dir` named, or that of a step.
+    pub fn from_folder(dir: &Path, step: Option<u64>) -> crate::Result<Loaded> {
+        Ok(command::chosen(&Folder::open(dir)?, step)?.1)
+    }
+
+    /// Steps that were done.
+    pub fn step(&self) -> u64 {
+        self.manifest.step
+    }
+
+    /// What fixes the steps' results, in words: the model's and the data's identities, and flags.
+    pub fn settings(&self) -> &str {
+        &self.manifest.settings
+    }
+
+    /// Shape and numbers of a tensor, by its name in the model.
+    pub fn tensor(&self, name: &str) -> Option<(&[usize], &[f32])> {
+        let entry = self.manifest.tensors.iter().find(|entry| entry.name == name)?;
+        let [first, count] = [entry.offset, entry.len].map(|bytes| bytes as usize / size_of::<f32>());
+        Some((&entry.shape, self.state.get(first..)?.get(..count)?))
+    }
 }
 
 /// A part of a checkpoint that is not as its manifest says.

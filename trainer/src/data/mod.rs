@@ -2,16 +2,9 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
-mod corpus;
-pub(crate) mod digits;
-pub(crate) mod markov;
 mod order;
 mod schedule;
-pub mod token_file;
 
-pub use corpus::{Corpus, Source};
-pub use digits::{Digits, Images};
-pub use markov::Markov;
 pub use order::Order;
 pub use schedule::{Schedule, StepSamples};
 
@@ -74,7 +67,7 @@ impl SampleError {
     }
 
     /// Whether a restart may read it.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub fn may_pass(&self) -> bool {
         self.may_pass
     }
 

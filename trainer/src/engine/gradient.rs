@@ -3,7 +3,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 use std::convert::Infallible;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 
 use elastic_collective::tree::Node;
 
@@ -63,13 +63,14 @@ struct ThreadBuffers<M: Model> {
 }
 
 impl<M: Model> GradientThreads<M> {
-    /// So many threads, the caller's among them.
-    pub fn new(threads: NonZeroUsize, model: &M) -> Result<GradientThreads<M>, TaskError> {
+    /// So many threads, the caller's among them, for steps of so many shards: each computes at least one of them.
+    pub fn new(threads: NonZeroUsize, shards: NonZeroU32, model: &M) -> Result<GradientThreads<M>, TaskError> {
         let buffers = |_| {
             let replica = model.replica().map_err(TaskError::model("make a replica"))?;
             Ok(ThreadBuffers { batch: M::Batch::default(), replica, samples: Vec::new(), spare: Vec::new() })
         };
-        let all_buffers = (0..threads.get()).map(buffers).collect::<Result<_, TaskError>>()?;
+        let most = threads.get().min(shards.get() as usize);
+        let all_buffers = (0..most).map(buffers).collect::<Result<_, TaskError>>()?;
         Ok(GradientThreads { pool: ThreadPool::new(threads), all_buffers })
     }
 
@@ -407,11 +408,11 @@ mod tests {
     #[test]
     fn pieces_are_no_larger_than_the_micro_batch_and_none_is_left_out() {
         let model = Sum([Tensor { name: "sum".into(), shape: vec![2], range: 0..2, rule: Rule::of_shape(&[2]) }]);
-        let (order, stop) = (Order::new(1, 40), Stop::default());
+        let (order, stop, shards) = (Order::new(1, 40), Stop::default(), NonZeroU32::new(3).unwrap());
         for (micro, threads, largest) in
             [(None, 1, 13), (Some(1), 1, 1), (Some(4), 3, 4), (Some(5), 2, 5), (Some(50), 1, 13)]
         {
-            let mut threads = GradientThreads::new(NonZeroUsize::new(threads).unwrap(), &model).unwrap();
+            let mut threads = GradientThreads::new(NonZeroUsize::new(threads).unwrap(), shards, &model).unwrap();
             let task = GradientTask {
                 model: &model,
                 parameters: &[],

@@ -24,30 +24,24 @@ impl HostCopy {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::super::choose;
     use super::*;
-    use crate::model::Mlp;
-
-    #[derive(Parser)]
-    struct Flags {
-        #[command(flatten)]
-        settings: Settings,
-    }
+    use crate::Device;
+    use crate::model::tests::Plain;
 
     #[test]
     fn a_gpu_that_is_asked_for_is_refused_and_left_the_choice_it_is_the_cpu() {
         let environment = Environment::read(|_| None).unwrap();
-        let choose = |device: &str| {
-            let flags = Flags::try_parse_from(["test", "--device", device]).unwrap();
-            choose(&flags.settings, &environment, &Mlp::new(&[2, 2])).map(drop).map_err(|error| error.to_string())
+        let model = Plain(Vec::new(), None);
+        let choose = |device| {
+            let settings = Settings { device, ..Settings::default() };
+            choose(&settings, &environment, &model).map(drop).map_err(|error| error.to_string())
         };
         let refusal = "this program was built without GPU support (Cargo feature `cuda`)";
-        for device in ["cuda", "cuda:0"] {
+        for device in [Device::Cuda(None), Device::Cuda(Some(0))] {
             assert_eq!(choose(device), Err(refusal.to_owned()));
         }
-        assert_eq!(choose("auto"), Ok(()));
-        assert_eq!(choose("cpu"), Ok(()));
+        assert_eq!(choose(Device::Auto), Ok(()));
+        assert_eq!(choose(Device::Cpu), Ok(()));
     }
 }

@@ -6,6 +6,7 @@ pub mod resume;
 
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
@@ -108,8 +109,9 @@ pub struct Settings {
     /// environment, or on the loader's path]
     #[arg(long, value_name = "FILE")]
     pub nccl_library: Option<PathBuf>,
-    /// Compute threads of this worker, on CPUs
-    #[arg(long, value_name = "COUNT", default_value = "1")]
+    /// Compute threads of this worker, on CPUs. `auto`: as many as the processors that it may use, divided by the
+    /// workers on its node. Results do not depend on it, but each thread takes memory
+    #[arg(long, value_name = "COUNT|auto", default_value = "1", value_parser = threads)]
     pub threads: NonZeroUsize,
     /// Sum a step's gradient over the workers in buckets of this size (1 MB is 2^20 bytes), each during the rest of the
     /// backward pass. With 0, and where GPUs sum over TCP, the sum is one bucket. Results do not depend on it. All
@@ -267,7 +269,7 @@ fn positive(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|&value: &f32| value.is_finite() && value > 0.0).ok_or("must be above 0".to_owned())
 }
 
-pub(crate) fn not_negative(text: &str) -> Result<f32, String> {
+fn not_negative(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|&value: &f32| value.is_finite() && value >= 0.0).ok_or("must be 0 or more".to_owned())
 }
 
@@ -279,6 +281,19 @@ fn share(text: &str) -> Result<f32, String> {
 fn two_shares(text: &str) -> Result<[f32; 2], String> {
     let (first, second) = text.split_once(',').ok_or("must be two numbers, such as 0.9,0.999")?;
     Ok([share(first.trim())?, share(second.trim())?])
+}
+
+fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    let workers = || std::env::var("LOCAL_WORLD_SIZE").ok()?.parse().ok();
+    match text {
+        "auto" => Ok(divided(available_parallelism().map_or(1, NonZeroUsize::get), workers().unwrap_or(1))),
+        text => text.parse().map_err(|_| "must be auto, or a number above 0".to_owned()),
+    }
+}
+
+/// A worker's share of its node's processors: at least one.
+fn divided(processors: usize, workers: usize) -> NonZeroUsize {
+    processors.checked_div(workers).and_then(NonZeroUsize::new).unwrap_or(NonZeroUsize::MIN)
 }
 
 fn patience(text: &str) -> Result<Duration, String> {
@@ -405,6 +420,17 @@ mod tests {
 
     fn read(variables: &[(&str, &str)]) -> Result<Environment, EnvironmentError> {
         Environment::read(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into()))
+    }
+
+    #[test]
+    fn workers_share_their_nodes_processors() {
+        for (processors, workers, threads) in [(8, 1, 8), (8, 3, 2), (2, 4, 1), (1, 1, 1), (8, 0, 1)] {
+            assert_eq!(divided(processors, workers).get(), threads, "{processors} processors, {workers} workers");
+        }
+        assert_eq!(threads("3").map(NonZeroUsize::get), Ok(3));
+        for wrong in ["0", "-1", "Auto", ""] {
+            assert_eq!(threads(wrong), Err("must be auto, or a number above 0".to_owned()));
+        }
     }
 
     #[test]

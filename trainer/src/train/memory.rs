@@ -24,7 +24,8 @@ impl Memory {
         let parameters = (model.parameters() * size_of::<f32>()) as u64;
         let optimizer = settings.optimizer().kept().len() as u64 * parameters;
         let (shards, threads) = (u64::from(settings.shards.get()), settings.threads.get() as u64);
-        // A thread keeps a sum for each level of its part of the tree.
+        // A thread keeps a sum for each level of its part of the tree. Threads beyond the shards compute no gradient.
+        let threads = threads.min(shards);
         let levels = u64::from(shards.div_ceil(threads).next_power_of_two().ilog2()) + 1;
         let cut = u64::from(settings.micro_batch.is_some());
         let gradients = (threads * (levels + cut) + 1) * parameters;
@@ -55,20 +56,19 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::gpt::Size;
-    use crate::model::{Gpt, Mlp};
+    use crate::model::Tensor;
+    use crate::model::tests::Plain;
 
     #[test]
     fn a_ranks_memory_is_told_by_part() {
         let mut settings = Settings { snapshot_every: 10, ..Settings::default() };
-        // 64 · 100 + 100 + 100 · 10 + 10 numbers
-        let perceptron = Mlp::new(&[64, 100, 10]);
-        let line = Memory::of(&perceptron, &settings, 100, false).line();
+        let model = |count, bytes| Plain(Tensor::sequence([("all", vec![count])]), bytes);
+        let line = Memory::of(&model(7510, None), &settings, 100, false).line();
         assert_eq!(line, "memory of a rank: parameters 30.0 kB, gradients up to 150.2 kB, optimizer 60.1 kB");
-        // Two threads with 2 of the 8 samples of a shard; GPT-2 keeps about 200 numbers for each number of a width.
+        // Two threads with 2 of the 8 samples of a shard, as GPT-2 has them.
         settings.micro_batch = 2.try_into().ok();
         settings.threads = 2.try_into().unwrap();
-        let line = Memory::of(&Gpt::new(Size::GPT2), &settings, 100, true).line();
+        let line = Memory::of(&model(124_439_808, Some(675 << 20)), &settings, 100, true).line();
         let wanted = "memory of a rank: parameters 497.8 MB, gradients up to 4.5 GB, optimizer 995.5 MB, activations about 2.7 GB, \
             snapshots 3.0 GB";
         assert_eq!(line, wanted);

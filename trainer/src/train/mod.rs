@@ -157,7 +157,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let job = job_of(settings, environment, &membership.config.job);
         let layout = Layout::new(&job, &identity.to_string(), &entries);
         let now = Instant::now();
-        let lines = Lines::new(Printer::new(out), schedule, data, now);
+        let lines = Lines::new(Printer::new(out), schedule, data.unit(), data.reachable_loss(), now);
         Trainer {
             held: Held::nothing(engine, model, &optimizer),
             run: Run {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::observer::{Event, Observer};
-use crate::data::{Data, Schedule, Unit};
+use crate::data::{Schedule, Unit};
 
 /// Time between two lines.
 const REPORT_TIME: Duration = Duration::from_secs(1);
@@ -44,15 +44,10 @@ pub(super) struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    pub(super) fn new<B>(
-        printer: Printer<'a>,
-        schedule: Schedule,
-        data: &dyn Data<Batch = B>,
-        now: Instant,
-    ) -> Lines<'a> {
-        let reachable = data.reachable_loss().map_or(String::new(), |loss| format!(" ({loss:.4} is reachable)"));
-        let (unit, leads) = (data.unit(), false);
-        Lines { printer, leads, schedule, unit, reachable, world_size: 1, started: now, first_step: 0, last: now }
+    pub(super) fn new(out: Printer<'a>, schedule: Schedule, unit: Unit, least: Option<f64>, now: Instant) -> Lines<'a> {
+        let said = |loss: f64| format!(" ({loss:.4} is reachable)");
+        let (reachable, leads) = (least.map_or(String::new(), said), false);
+        Lines { printer: out, leads, schedule, unit, reachable, world_size: 1, started: now, first_step: 0, last: now }
     }
 
     /// After `took` in this round.
@@ -108,22 +103,20 @@ fn time(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Markov;
 
     #[test]
     fn a_line_tells_how_far_how_fast_and_how_long() {
         // Given 100 windows of 8 tokens, 10 a step, twice; when 6 steps from the fourth on took 3 seconds
-        let data = Markov::new(16, 8, 100, 0);
         let schedule = Schedule::of_epochs(100, 10, 2);
         let (mut out, begun) = (Vec::new(), Instant::now());
-        let mut lines = Lines::new(Printer::new(&mut out), schedule, &data, begun);
+        let unit = Unit { name: "tokens", of_a_sample: 8 };
+        let mut lines = Lines::new(Printer::new(&mut out), schedule, unit, Some(1.408), begun);
         lines.leads = true;
         let (round, pid, collectives, nccl_failures) = (1, 1, "", 0);
         lines.see(&Event::Begin { round, step: 4, world_size: 3, pid, collectives, nccl_failures }, begun);
         let step = |step| Event::Step { round, step, epoch: 0, first: 0, end: 1, loss: 1.5, world_size: 3 };
         lines.see(&step(5), begun + REPORT_TIME / 2);
         lines.see(&step(10), begun + 3 * REPORT_TIME);
-        // (4 + 7 · 1.75) / 8 bits are reachable.
         let wanted =
             "step 10/20  epoch 1/2  loss 1.5000 (1.4080 is reachable)  160 tokens/s  3 workers  about 5 s left";
         assert_eq!(String::from_utf8(out).unwrap().trim_end(), wanted);

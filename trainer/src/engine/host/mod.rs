@@ -25,7 +25,8 @@ impl<M: Model> OnHost<M> {
         let bucket = settings.bucket();
         let sum = vec![0.0; model.parameters() + 1];
         let bucket = if bucket == 0 { sum.len() } else { bucket };
-        Ok(OnHost { threads: GradientThreads::new(settings.threads, model)?, sum, bucket, outboxes: Vec::new() })
+        let threads = GradientThreads::new(settings.threads, settings.shards, model)?;
+        Ok(OnHost { threads, sum, bucket, outboxes: Vec::new() })
     }
 }
 
