@@ -139,6 +139,7 @@ verify: ## Checks format, lints, documentation and dependencies; changes nothing
 	@$(STEP) "lints without CUDA" cargo clippy --quiet --locked --workspace $(WITH_CUDA:%=--exclude elastic-%) --no-default-features --all-targets -- -D warnings
 	@$(STEP) documentation env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps
 	@$(STEP) dependencies $(DENY) --log-level error check bans licenses sources
+	@$(STEP) "dependencies of the example" $(DENY) --log-level error --locked --manifest-path examples/candle/Cargo.toml check bans licenses sources
 	@$(STEP) advisories scripts/advisories.sh $(DENY)
 
 .PHONY: book

@@ -3,12 +3,14 @@
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread;
 
 use elastic_collective::stop::Stop;
 use elastic_proto::worker::FailureClass;
 
 use crate::agent::Agent;
 use crate::data::Data;
+use crate::engine::feed::Feed;
 use crate::model::Model;
 use crate::settings::{Environment, Settings};
 use crate::train::{Caller, Observer, Outcome, Ready, TrainError, Trainer};
@@ -157,36 +159,41 @@ impl<'a> Elastic<'a> {
             Some(out) => out,
             None => &mut stdout,
         };
-        // To be known to the agent is to be ready: what takes long comes first.
-        let ready = Ready::make(&settings, &environment, model, data);
-        let ready = match ready {
-            // No round has begun that it could fail in, and this worker must not seem ready for one.
-            Err(error) if environment.warm_up => return Err(error),
-            ready => ready,
-        };
-        let (mut agent, assignment) = match &environment.agent {
-            None => (None, None),
-            Some(path) => {
-                let (agent, assignment) = Agent::register(path, &environment, &stop)?;
-                (Some(agent), Some(assignment))
+        let feed = Feed::new(data, &settings);
+        // A read that a reader is at holds up the end of this function, but neither the peers nor the agent.
+        thread::scope(|scope| {
+            let _readers = feed.start(scope);
+            // To be known to the agent is to be ready: what takes long comes first.
+            let ready = Ready::make(&settings, &environment, model, &feed);
+            let ready = match ready {
+                // No round has begun that it could fail in, and this worker must not seem ready for one.
+                Err(error) if environment.warm_up => return Err(error),
+                ready => ready,
+            };
+            let (mut agent, assignment) = match &environment.agent {
+                None => (None, None),
+                Some(path) => {
+                    let (agent, assignment) = Agent::register(path, &environment, &stop)?;
+                    (Some(agent), Some(assignment))
+                }
+            };
+            let observer = observer.map(|observer| observer as &mut dyn Observer);
+            let caller = Caller { rescue, out, observer };
+            let train = || {
+                ready
+                    .map(|ready| Trainer::new(&settings, &environment, assignment, &mut agent, &stop, ready, caller))
+                    .and_then(Trainer::train)
+            };
+            let result = catch_unwind(AssertUnwindSafe(train));
+            if let Some(agent) = &mut agent {
+                match &result {
+                    Ok(Ok(_) | Err(TrainError::Stopped)) => {}
+                    Ok(Err(error)) => agent.failing(error.class(), &error.to_string()),
+                    // What it panicked with, and where, is on standard error.
+                    Err(_) => agent.failing(FailureClass::Permanent, ""),
+                }
             }
-        };
-        let observer = observer.map(|observer| observer as &mut dyn Observer);
-        let caller = Caller { rescue, out, observer };
-        let train = || {
-            ready
-                .map(|ready| Trainer::new(&settings, &environment, assignment, &mut agent, &stop, ready, caller))
-                .and_then(Trainer::train)
-        };
-        let result = catch_unwind(AssertUnwindSafe(train));
-        if let Some(agent) = &mut agent {
-            match &result {
-                Ok(Ok(_) | Err(TrainError::Stopped)) => {}
-                Ok(Err(error)) => agent.failing(error.class(), &error.to_string()),
-                // What it panicked with, and where, is on standard error.
-                Err(_) => agent.failing(FailureClass::Permanent, ""),
-            }
-        }
-        result.unwrap_or_else(|panic| resume_unwind(panic))
+            result.unwrap_or_else(|panic| resume_unwind(panic))
+        })
     }
 }

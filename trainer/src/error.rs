@@ -1,6 +1,7 @@
 //! Errors of the models and the data that people bring.
 
 use std::fmt::Write;
+use std::io;
 
 use crate::data::SampleError;
 
@@ -14,12 +15,17 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TaskError {
     /// A method of the model.
-    #[error("the model cannot {what}: {cause}; correct the model: each restart would meet this again")]
+    #[error(
+        "the model cannot {what}: {cause}{}",
+        unless(*may_pass, "; correct the model: each restart would meet this again")
+    )]
     Model {
         /// What it was asked for.
         what: String,
         /// Why.
         cause: String,
+        /// Whether the system refused something, such as a read of a file: that may pass.
+        may_pass: bool,
     },
     /// A sample.
     #[error(transparent)]
@@ -30,13 +36,26 @@ impl TaskError {
     /// For `map_err` on what a method of a model returns.
     pub(crate) fn model(what: impl Into<String>) -> impl FnOnce(Error) -> TaskError {
         let what = what.into();
-        |error| TaskError::Model { what, cause: with_causes(&*error) }
+        |error| TaskError::Model { what, cause: with_causes(&*error), may_pass: is_of_the_system(&*error) }
     }
 
     /// Whether a restart may pass it.
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, TaskError::Sample(error) if error.may_pass())
+        match self {
+            TaskError::Model { may_pass, .. } => *may_pass,
+            TaskError::Sample(error) => error.may_pass(),
+        }
     }
+}
+
+fn unless(may_pass: bool, advice: &'static str) -> &'static str {
+    if may_pass { "" } else { advice }
+}
+
+/// Whether the system refused something, in an error or its causes.
+fn is_of_the_system(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|error| error.downcast_ref().and_then(io::Error::raw_os_error).is_some())
 }
 
 /// What an error says, with its causes as far as it does not say them itself.
@@ -62,6 +81,15 @@ mod tests {
     struct Outer {
         said: String,
         source: std::io::Error,
+    }
+
+    #[test]
+    fn what_the_system_refused_may_pass() {
+        let may_pass =
+            |source| TaskError::model("begin")(Outer { said: "no file".to_owned(), source }.into()).may_pass();
+        assert!(may_pass(io::Error::from_raw_os_error(5)));
+        assert!(!may_pass(io::Error::other("it is no model")));
+        assert!(!TaskError::model("begin")("it is no model".into()).may_pass());
     }
 
     #[test]

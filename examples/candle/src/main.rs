@@ -76,9 +76,8 @@ impl Model for Classifier {
             let numbers = &flat[tensor.range.clone()];
             net.vars[&tensor.name].set(&Tensor::from_slice(numbers, tensor.shape.as_slice(), &Device::Cpu)?)?;
         }
-        let count = batch.labels.len();
+        let (count, mut kept) = (batch.labels.len(), Vec::new());
         let share = if at.trains() { self.dropout } else { 0.0 };
-        let mut kept = Vec::new();
         for &sample in at.samples() {
             // The same on every worker that computes this sample.
             let mut random = at.random(sample);
@@ -108,9 +107,8 @@ impl Task for Flags {
     fn make(&self) -> Result<(Classifier, Digits)> {
         let vars = Net::new()?.vars;
         let shapes = vars.iter().map(|(name, var)| (name.as_str(), var.dims().to_vec()));
-        let tensors = elastic_trainer::Tensor::sequence(shapes);
-        let (dropout, digits) = (self.dropout, Digits::load(None, false)?);
-        Ok((Classifier { tensors, dropout }, digits))
+        let (tensors, dropout) = (elastic_trainer::Tensor::sequence(shapes), self.dropout);
+        Ok((Classifier { tensors, dropout }, Digits::load(None, false)?))
     }
 }
 

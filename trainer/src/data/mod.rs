@@ -45,34 +45,61 @@ pub trait Data: Sync {
     }
 }
 
-/// A sample that cannot be read. It ends the worker.
+/// A sample that cannot be read. It ends the worker, unless [`Settings::unreadable`](crate::Settings::unreadable) says
+/// to skip it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read sample {sample}: {cause}{}", self.advice())]
 pub struct SampleError {
     sample: u64,
     cause: String,
-    may_pass: bool,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Damaged,
+    Unavailable,
+    Panicked,
 }
 
 impl SampleError {
-    /// A sample that no restart can read, such as a damaged file: the job ends.
+    /// A sample that no worker and no restart can read, such as a damaged file: the job ends. With `--unreadable skip`
+    /// the sample is left out, and then the equal bits need that it is damaged for each worker that may read it.
     pub fn damaged(sample: u64, cause: impl Into<Error>) -> SampleError {
-        SampleError { sample, cause: error::with_causes(&*cause.into()), may_pass: false }
+        SampleError { sample, cause: error::with_causes(&*cause.into()), kind: Kind::Damaged }
     }
 
     /// A sample that is away for now, such as on a server that does not answer: the worker is started again, as often
-    /// as the agent allows.
+    /// as the agent allows. It is never skipped, since other workers may be able to read it.
     pub fn unavailable(sample: u64, cause: impl Into<Error>) -> SampleError {
-        SampleError { may_pass: true, ..SampleError::damaged(sample, cause) }
+        SampleError { kind: Kind::Unavailable, ..SampleError::damaged(sample, cause) }
+    }
+
+    /// A sample at which [`Data::read`] panicked.
+    pub(crate) fn panicked(sample: u64, said: &str) -> SampleError {
+        SampleError { kind: Kind::Panicked, ..SampleError::damaged(sample, format!("the data panicked: {said}")) }
     }
 
     /// Whether a restart may read it.
     pub fn may_pass(&self) -> bool {
-        self.may_pass
+        self.kind == Kind::Unavailable
+    }
+
+    /// Whether it can be left out.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.kind == Kind::Damaged
+    }
+
+    pub(crate) fn sample(&self) -> u64 {
+        self.sample
     }
 
     fn advice(&self) -> &'static str {
-        if self.may_pass { "" } else { "; repair it, or leave it out of the data: each restart would meet it again" }
+        match self.kind {
+            Kind::Damaged => "; repair it, or leave it out with --unreadable skip: each restart would meet it again",
+            Kind::Unavailable => "",
+            Kind::Panicked => "; correct the data: each restart would meet this again",
+        }
     }
 }
 

@@ -15,7 +15,7 @@ const ROUNDS: u64 = 6;
 pub struct Order {
     seed: u64,
     samples: u64,
-    /// Of the halves that the network permutes; 0 where it permutes nothing.
+    /// Of the halves that the network permutes.
     half_bits: u32,
 }
 
@@ -26,25 +26,12 @@ impl Order {
         Order { seed, samples, half_bits: bits.div_ceil(2).max(1) }
     }
 
-    /// Each sample in turn, in each epoch.
-    pub(crate) fn in_turn(seed: u64, samples: u64) -> Order {
-        Order { seed, samples, half_bits: 0 }
-    }
-
-    /// What it was made with.
-    pub(crate) fn seed(&self) -> u64 {
-        self.seed
-    }
-
     /// The sample at `index` of `epoch`. Over `0..samples` it takes each sample once.
     ///
     /// # Panics
     /// When `index` is not below the number of samples.
     pub fn sample(&self, epoch: u64, index: u64) -> u64 {
         assert!(index < self.samples, "index {index} is outside an epoch of {} samples", self.samples);
-        if self.half_bits == 0 {
-            return index;
-        }
         let key = mix(self.seed ^ mix(epoch));
         let mut place = index;
         loop {

@@ -3,16 +3,17 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 use std::convert::Infallible;
+use std::iter;
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use elastic_collective::tree::Node;
 
 use super::TaskError;
+use super::feed::{Feed, Piece};
 use super::interruption::Interruption;
 use super::thread_pool::ThreadPool;
-use crate::data::{Data, Order, StepSamples};
+use crate::data::{Order, StepSamples};
 use crate::model::{Gradient, Model, Sums, add};
-use crate::step::Step;
 
 /// What the gradient of a step depends on.
 pub struct GradientTask<'a, M: Model> {
@@ -22,14 +23,14 @@ pub struct GradientTask<'a, M: Model> {
     pub parameters: &'a [f32],
     /// What is computed of them.
     pub work: Work,
-    /// The samples.
-    pub data: &'a dyn Data<Batch = M::Batch>,
-    /// Their order.
+    /// Where batches come from.
+    pub feed: &'a Feed<'a, M::Batch>,
+    /// The order of what is trained on.
     pub order: &'a Order,
     /// The step's samples.
     pub batch: StepSamples,
-    /// Those of the step after it, if there is one.
-    pub next: Option<StepSamples>,
+    /// What is computed after it, to be read ahead.
+    pub later: Vec<(Work, StepSamples)>,
     /// Logical shards in the step.
     pub shards: u32,
     /// Samples that the model sees at once, at most; all of a shard's if there is no bound.
@@ -117,13 +118,40 @@ impl<M: Model> GradientTask<'_, M> {
 
     /// Writes the numbers of a shard's samples, in order.
     pub(crate) fn samples_of(&self, shard: u32, samples: &mut Vec<u64>) {
-        self.samples_at(self.batch, shard, samples);
+        self.samples_at((self.work, self.batch), shard, samples);
     }
 
-    /// As [`samples_of`](Self::samples_of), in a step that has this batch.
-    pub(crate) fn samples_at(&self, batch: StepSamples, shard: u32, samples: &mut Vec<u64>) {
+    fn samples_at(&self, (work, batch): (Work, StepSamples), shard: u32, samples: &mut Vec<u64>) {
         samples.clear();
-        samples.extend(batch.shard(shard, self.shards).map(|place| self.order.sample(batch.epoch, place)));
+        samples.extend(batch.shard(shard, self.shards).map(|place| match work {
+            Work::Gradient => self.order.sample(batch.epoch, place),
+            Work::Evaluation => place,
+        }));
+    }
+
+    /// Begins the step on a rank that computes these nodes on so many threads: tells the feed what it needs. If the
+    /// calling thread `helps`, it has time to read ahead.
+    pub(crate) fn begin(&self, nodes: &[Node], threads: usize, helps: bool) {
+        let of_node = |at, node| self.pieces_under(at, node, threads);
+        let pieces = |at: (Work, StepSamples)| nodes.iter().flat_map(move |&node| of_node(at, node));
+        let now = iter::once((self.work, self.batch)).flat_map(pieces);
+        self.feed.begin(helps, now, self.later.iter().copied().flat_map(pieces));
+    }
+
+    /// What is computed under a node, in the order in which so many threads need it.
+    fn pieces_under(&self, at: (Work, StepSamples), node: Node, threads: usize) -> Vec<Piece<'static>> {
+        let (work, batch) = at;
+        let pieces_of = |shard: u32| {
+            let mut samples = Vec::new();
+            self.samples_at(at, shard, &mut samples);
+            let piece = |samples: &[u64]| Piece { work, batch, samples: samples.to_vec().into() };
+            samples.chunks(self.largest_piece()).map(piece).collect::<Vec<_>>()
+        };
+        let parts = parts_of(node, threads);
+        let mut parts: Vec<_> = parts.iter().map(|part| (part.first..part.end).flat_map(pieces_of)).collect();
+        let mut turn =
+            || Some(parts.iter_mut().filter_map(Iterator::next).collect()).filter(|t: &Vec<_>| !t.is_empty());
+        iter::from_fn(&mut turn).flatten().collect()
     }
 
     /// Samples that are computed at once, at most.
@@ -169,12 +197,17 @@ impl<M: Model> GradientTask<'_, M> {
         sum: &mut [f32],
         done: &mut dyn FnMut(&[f32]),
     ) -> bool {
-        let step = self.step_of(self.batch, samples);
         let ThreadBuffers { batch, replica, .. } = buffers;
         let (loss, numbers) = sum.split_at_mut(1);
-        let mut compute = || -> Result<f32, TaskError> {
-            self.data.read(samples, &step, batch)?;
-            match self.work {
+        let mut compute = || -> Result<Option<f32>, TaskError> {
+            let piece = self.piece_of(samples);
+            let Some(left) = self.feed.take(&piece, batch, self.interruption)? else { return Ok(None) };
+            if left.is_empty() {
+                numbers.fill(0.0);
+                return Ok(Some(0.0));
+            }
+            let step = self.feed.step(&piece, &left);
+            let loss = match self.work {
                 Work::Gradient => {
                     let gradient = &mut Gradient::new(numbers, done);
                     let computed = self.model.gradient(&step, self.parameters, batch, replica, gradient);
@@ -192,19 +225,20 @@ impl<M: Model> GradientTask<'_, M> {
                     });
                     computed.map_err(TaskError::model(what))
                 }
-            }
+            };
+            loss.map(Some)
         };
-        let computed = compute();
-        loss[0] = *computed.as_ref().unwrap_or(&0.0);
-        computed.map_err(|error| self.interruption.fail(error)).is_ok()
+        let computed = compute().unwrap_or_else(|error| {
+            self.interruption.fail(error);
+            None
+        });
+        loss[0] = computed.unwrap_or_default();
+        computed.is_some()
     }
 
-    /// The step that has this batch, as these of its samples see it.
-    pub(crate) fn step_of<'s>(&self, batch: StepSamples, samples: &'s [u64]) -> Step<'s> {
-        match self.work {
-            Work::Gradient => Step::new(self.order.seed(), batch.step, batch.epoch, samples),
-            Work::Evaluation => Step::evaluation(self.order.seed(), batch.step, batch.epoch, samples),
-        }
+    /// These samples of the step.
+    pub(crate) fn piece_of<'s>(&self, samples: &'s [u64]) -> Piece<'s> {
+        Piece { work: self.work, batch: self.batch, samples: samples.into() }
     }
 
     /// For a sum.
@@ -356,8 +390,10 @@ mod tests {
     use elastic_collective::stop::Stop;
 
     use super::*;
-    use crate::data::SampleError;
+    use crate::data::{Data, SampleError};
     use crate::model::{Rule, Tensor};
+    use crate::settings::Settings;
+    use crate::step::Step;
 
     /// Its gradient is the samples' sum and their number.
     struct Sum([Tensor; 1]);
@@ -417,10 +453,10 @@ mod tests {
                 model: &model,
                 parameters: &[],
                 work: Work::Gradient,
-                data: &Samples,
+                feed: &Feed::new(&Samples, &Settings::default()),
                 order: &order,
                 batch: StepSamples { step: 81, epoch: 2, first: 0, end: 39 },
-                next: None,
+                later: Vec::new(),
                 shards: 3,
                 micro_batch: micro.and_then(NonZeroUsize::new),
                 interruption: &Interruption::new(&stop, 0),

@@ -5,6 +5,7 @@
 //! state may have no numbers; it always holds how many steps are done. Snapshots may be taken of the engine's copy,
 //! while steps continue.
 
+pub mod feed;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(not(feature = "cuda"))]

@@ -32,7 +32,8 @@ use crate::{Result, Step};
 /// but the seed's and the [`Step`]'s, and no state that is kept from call to call, other than memory to work in.
 ///
 /// An error of any method ends the training of the whole job, and its text is what the user reads. A restart would
-/// meet it again, so none is tried.
+/// meet it again, so none is tried, unless the error is or has as its source an [`io::Error`](std::io::Error) of the
+/// system.
 ///
 /// [`tensors`]: Model::tensors
 pub trait Model: Sync {

@@ -113,6 +113,15 @@ pub struct Settings {
     /// workers on its node. Results do not depend on it, but each thread takes memory
     #[arg(long, value_name = "COUNT|auto", default_value = "1", value_parser = threads)]
     pub threads: NonZeroUsize,
+    /// Threads of this worker that read samples ahead of the step that needs them; 0 for none. They hold two batches
+    /// each, as large as --micro-batch or a shard [default: as many as --threads, while a batch takes more than 50 µs to
+    /// read]
+    #[arg(long, value_name = "COUNT")]
+    pub readers: Option<usize>,
+    /// What to do with a damaged sample: fail, or skip it: the mean is over the others. All workers must have the same
+    /// value, and meet the same damage: a sample that only some of them can read breaks the equal bits
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Unreadable::Fail)]
+    pub unreadable: Unreadable,
     /// Sum a step's gradient over the workers in buckets of this size (1 MB is 2^20 bytes), each during the rest of the
     /// backward pass. With 0, and where GPUs sum over TCP, the sum is one bucket. Results do not depend on it. All
     /// workers must have the same value
@@ -181,6 +190,16 @@ pub enum OptimizerName {
     Sgd,
 }
 
+/// What to do with a sample that cannot be read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Unreadable {
+    /// End the job.
+    #[default]
+    Fail,
+    /// Leave it out of the step.
+    Skip,
+}
+
 /// How workers on GPUs sum their gradients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Collectives {
@@ -227,8 +246,13 @@ impl Settings {
     /// The first setting that is beyond what any machine has, if there is one.
     pub(crate) fn beyond(&self) -> Option<String> {
         let (epochs, shards, threads) = (self.epochs.get(), u64::from(self.shards.get()), self.threads.get() as u64);
-        let bounds =
-            [("epochs", epochs, MOST_EPOCHS), ("shards", shards, MOST_SHARDS), ("threads", threads, MOST_THREADS)];
+        let readers = self.readers.unwrap_or_default() as u64;
+        let bounds = [
+            ("epochs", epochs, MOST_EPOCHS),
+            ("shards", shards, MOST_SHARDS),
+            ("threads", threads, MOST_THREADS),
+            ("readers", readers, MOST_THREADS),
+        ];
         let beyond = bounds.into_iter().find(|(_, value, most)| value > most);
         beyond.map(|(flag, value, most)| format!("--{flag} {value} is more than {most}"))
     }

@@ -171,6 +171,14 @@ pub enum TrainError {
     /// The system refused another thread.
     #[error("cannot start the reduction thread: {0}; raise the limit on processes, or choose fewer --threads")]
     Thread(#[source] io::Error),
+    /// Samples are skipped, and all of a step's were.
+    #[error("none of {what} samples of step {step} can be read; repair the data")]
+    NothingRead {
+        /// The step.
+        step: u64,
+        /// Which samples.
+        what: &'static str,
+    },
     /// The loss is no number.
     #[error("the loss of step {step} is not finite; lower --lr")]
     Diverged {
@@ -280,6 +288,7 @@ impl TrainError {
             TrainError::Damaged { .. } | TrainError::LeftAlone { .. } => FailureClass::Peer,
             // A step's numbers depend on the settings alone.
             TrainError::Diverged { .. }
+            | TrainError::NothingRead { .. }
             | TrainError::Gradient { .. }
             | TrainError::NotFinite { .. }
             | TrainError::Unusable(_)

@@ -25,6 +25,8 @@ pub(super) struct History<'a> {
     /// Each step once, with its last result. They are kept only if a plot is wanted.
     seen: Vec<Point>,
     own: Option<&'a mut dyn Observer>,
+    /// Samples that were left out of steps, if they may be. A step that was done again counts again.
+    pub(super) skipped: Option<u64>,
 }
 
 impl<'a> History<'a> {
@@ -34,7 +36,7 @@ impl<'a> History<'a> {
         lines: Lines<'a>,
         own: Option<&'a mut dyn Observer>,
     ) -> History<'a> {
-        History { settings, trace: None, account, lines, seen: Vec::new(), own }
+        History { settings, trace: None, account, lines, seen: Vec::new(), own, skipped: None }
     }
 
     /// Begins to write what rank 0 writes. A trace that cannot be opened ends a run that has not `begun`.
@@ -70,7 +72,8 @@ impl<'a> History<'a> {
         self.record(event);
         self.account.see(event, now);
         self.lines.see(event, now);
-        if let &Event::Step { step, loss, round, world_size, .. } = event {
+        if let &Event::Step { step, loss, round, world_size, skipped, .. } = event {
+            self.skipped = skipped.map(|skipped| self.skipped.unwrap_or_default() + skipped);
             self.keep(Point { step, loss, round, world_size });
         }
         if let Some(own) = &mut self.own {

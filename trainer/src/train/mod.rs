@@ -47,6 +47,7 @@ use crate::checkpoint::Checkpoints;
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::snapshot::{LastStep, Layout};
 use crate::data::{Data, Order, Schedule, StepSamples};
+use crate::engine::feed::Feed;
 use crate::engine::gradient::{GradientTask, Work};
 use crate::engine::interruption::Interruption;
 use crate::engine::state::State;
@@ -103,6 +104,7 @@ struct Run<'a, M: Model> {
     model: &'a M,
     optimizer: Optimizer,
     data: &'a dyn Data<Batch = M::Batch>,
+    feed: &'a Feed<'a, M::Batch>,
     order: Order,
     schedule: Schedule,
 }
@@ -134,8 +136,9 @@ impl<'a, M: Model> Trainer<'a, M> {
         ready: Ready<'a, M>,
         caller: Caller<'a>,
     ) -> Trainer<'a, M> {
-        let Ready { model, data, init, engine } = ready;
+        let Ready { model, feed, init, engine } = ready;
         let Caller { rescue, out, observer } = caller;
+        let data = feed.data();
         let (samples, optimizer) = (data.samples(), settings.optimizer());
         let schedule = settings.steps(samples);
         let of_file = init.as_ref().map_or(String::new(), InitFile::words);
@@ -149,6 +152,9 @@ impl<'a, M: Model> Trainer<'a, M> {
         let length = settings.max_steps.map_or(format!("--epochs {epochs}"), |steps| format!("--max-steps {steps}"));
         let mut shared = identity.clone();
         shared.say(&format!("{length} --bucket-mb {bucket_mb} (tensors {tensors:08x})"));
+        if feed.skips() {
+            shared.say("--unreadable skip");
+        }
         if let (Some(steps), Some(held_out)) = (eval_every, data.held_out()) {
             shared.say(&format!("--eval-every {steps} on {}", held_out.identity()));
         }
@@ -167,6 +173,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 model,
                 optimizer,
                 data,
+                feed,
                 order: Order::new(settings.seed, samples),
                 schedule,
             },
@@ -274,7 +281,8 @@ impl<'a, M: Model> Trainer<'a, M> {
                 return Err(TrainError::Stopped);
             }
             let Some(Reduced { loss, votes }) = self.reduce(group, &nodes)? else { return Ok(None) };
-            self.advance(&rate, loss)?;
+            let skipped = skipped(self.run.feed, group)?;
+            self.advance(&rate, loss, skipped)?;
             self.keeper.hear_share_votes(votes, self.held.state.step)?;
             self.hear_votes(group, votes, &mut drain_known)?;
             // All ranks learn in the same step that a round is forming or a rank leaves, too: this is the boundary.
@@ -307,16 +315,15 @@ impl<'a, M: Model> Trainer<'a, M> {
         let mut known = keeper.share_vote(run, membership.leads(), held.state.step);
         known |= if is_to_compare(run, membership, held.state.step) { COMPARE } else { 0 };
         known |= if membership.draining { DRAIN } else { 0 };
-        let after = held.state.step + 1;
         let interruption = Interruption::new(membership.stop, membership.config.round);
         let task = GradientTask {
             model: run.model,
             parameters: held.state.parameters(),
             work: Work::Gradient,
-            data: run.data,
+            feed: run.feed,
             order: &run.order,
             batch: run.schedule.batch_after(held.state.step),
-            next: (after < run.schedule.total_steps()).then(|| run.schedule.batch_after(after)),
+            later: evaluation::course(run, held.state.step).skip(1).take(run.feed.most()).collect(),
             shards: run.settings.shards.get(),
             micro_batch: run.settings.micro_batch,
             interruption: &interruption,
@@ -333,10 +340,14 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Does the step along the gradient, with the sum of its losses.
-    fn advance(&mut self, rate: &Rate, loss: f32) -> Result<(), TrainError> {
+    fn advance(&mut self, rate: &Rate, loss: f32, skipped: Option<u64>) -> Result<(), TrainError> {
         let Trainer { run, held, membership, .. } = self;
         let (batch, next) = (run.schedule.batch_after(held.state.step), held.state.step + 1);
-        let units = (batch.samples() * run.data.unit().of_a_sample) as f32;
+        let read = batch.samples() - skipped.unwrap_or_default();
+        if read == 0 {
+            return Err(TrainError::NothingRead { step: next, what: "the" });
+        }
+        let units = (read * run.data.unit().of_a_sample) as f32;
         let loss = loss / units;
         if !loss.is_finite() {
             return Err(TrainError::Diverged { step: next });
@@ -348,7 +359,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let GroupConfig { round, world_size, .. } = membership.config;
         held.last = Some(LastStep { round, world_size, loss });
         let StepSamples { epoch, first, end, .. } = batch;
-        self.history.tell(&Event::Step { round, step, epoch, first, end, loss, world_size });
+        self.history.tell(&Event::Step { round, step, epoch, first, end, loss, world_size, skipped });
         if let Some(agent) = self.membership.agent.as_mut() {
             agent.progress(step, epoch, f64::from(loss), self.run.schedule.total_steps())?;
         }
@@ -368,8 +379,11 @@ impl<'a, M: Model> Trainer<'a, M> {
             return Err(TrainError::not_finite(&self.held.state, self.run.model.tensors(), number));
         }
         if rank == 0 {
-            let History { account, lines: Lines { printer, .. }, .. } = &mut self.history;
+            let History { account, lines: Lines { printer, .. }, skipped, .. } = &mut self.history;
             printer.line(format_args!("done: {step} steps, {} epochs", self.run.schedule.epochs_of(step)));
+            if let Some(skipped) = skipped {
+                printer.line(format_args!("skipped {skipped} samples that cannot be read, since this worker began"));
+            }
             printer.line(format_args!("{}", account.summary(Instant::now())));
             self.history.draw(self.run.data.reachable_loss());
             let checksum = self.held.state.checksum();
@@ -438,7 +452,8 @@ impl<'a, M: Model> Trainer<'a, M> {
         let Some(LastStep { round, world_size, loss }) = self.held.last else { return };
         let step = self.held.state.step;
         let StepSamples { epoch, first, end, .. } = self.run.schedule.batch_after(step - 1);
-        self.history.record(&Event::Step { round, step, epoch, first, end, loss, world_size });
+        let skipped = None;
+        self.history.record(&Event::Step { round, step, epoch, first, end, loss, world_size, skipped });
     }
 }
 
@@ -447,6 +462,12 @@ fn job_of(settings: &Settings, environment: &Environment, job: &str) -> String {
     let folder = settings.checkpoint_dir.as_deref().filter(|_| environment.unnamed);
     let owner = folder.and_then(|folder| Checkpoints::new(Host, folder).owner());
     owner.unwrap_or_else(|| job.to_owned())
+}
+
+/// How many samples all ranks have left out of a step, if they may: whole numbers, whose sum has no order.
+fn skipped<B: Default + Send>(feed: &Feed<'_, B>, group: &mut Group) -> Result<Option<u64>, TrainError> {
+    let all = feed.skips().then(|| group.gather([feed.skipped()])).transpose()?;
+    Ok(all.map(|all| all.iter().flatten().sum()))
 }
 
 /// Whether this rank asks all ranks to end the round.

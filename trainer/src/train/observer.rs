@@ -41,6 +41,9 @@ pub enum Event<'a> {
         loss: f32,
         /// Ranks that shared it.
         world_size: u32,
+        /// Samples that could not be read, with `--unreadable skip`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        skipped: Option<u64>,
     },
     /// The model was evaluated on held-out samples.
     Evaluated {
@@ -48,12 +51,15 @@ pub enum Event<'a> {
         round: u64,
         /// Steps done before.
         step: u64,
-        /// Held-out samples.
+        /// Held-out samples, with those that were skipped.
         samples: u64,
         /// Their mean loss.
         loss: f64,
         /// The means of the model's metrics, by name.
         metrics: BTreeMap<&'a str, f64>,
+        /// Samples that could not be read, with `--unreadable skip`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        skipped: Option<u64>,
     },
     /// A checkpoint is the point to resume from.
     Committed {

@@ -6,6 +6,7 @@ use super::TrainError;
 use super::init::InitFile;
 use crate::checkpoint;
 use crate::data::Data;
+use crate::engine::feed::Feed;
 use crate::engine::{self, DeviceError, Engine};
 use crate::model::optimizer::PREFIXES;
 use crate::model::{Model, Optimizer, Tensor};
@@ -14,7 +15,7 @@ use crate::settings::{Collectives, Environment, Settings};
 /// What a worker needs whatever its place, and takes long to make.
 pub(crate) struct Ready<'a, M: Model> {
     pub(super) model: &'a M,
-    pub(super) data: &'a dyn Data<Batch = M::Batch>,
+    pub(super) feed: &'a Feed<'a, M::Batch>,
     pub(super) init: Option<InitFile>,
     pub(super) engine: Box<dyn Engine<M> + 'a>,
 }
@@ -25,8 +26,9 @@ impl<'a, M: Model> Ready<'a, M> {
         settings: &Settings,
         environment: &Environment,
         model: &'a M,
-        data: &'a dyn Data<Batch = M::Batch>,
+        feed: &'a Feed<'a, M::Batch>,
     ) -> Result<Ready<'a, M>, TrainError> {
+        let data = feed.data();
         settings.beyond().map_or(Ok(()), |said| Err(TrainError::Beyond(said)))?;
         settings.contradiction().map_or(Ok(()), |said| Err(TrainError::Contradiction(said)))?;
         check(model, &settings.optimizer(), data).map_err(TrainError::Unusable)?;
@@ -48,7 +50,7 @@ impl<'a, M: Model> Ready<'a, M> {
         if settings.collectives == Collectives::Nccl {
             engine.nccl().map_err(TrainError::NoNccl)?;
         }
-        Ok(Ready { model, data, init, engine })
+        Ok(Ready { model, feed, init, engine })
     }
 }
 

@@ -114,7 +114,8 @@ mod tests {
         lines.leads = true;
         let (round, pid, collectives, nccl_failures) = (1, 1, "", 0);
         lines.see(&Event::Begin { round, step: 4, world_size: 3, pid, collectives, nccl_failures }, begun);
-        let step = |step| Event::Step { round, step, epoch: 0, first: 0, end: 1, loss: 1.5, world_size: 3 };
+        let step =
+            |step| Event::Step { round, step, epoch: 0, first: 0, end: 1, loss: 1.5, world_size: 3, skipped: None };
         lines.see(&step(5), begun + REPORT_TIME / 2);
         lines.see(&step(10), begun + 3 * REPORT_TIME);
         let wanted =

@@ -106,7 +106,8 @@ mod tests {
     fn a_line_that_a_kill_has_cut_short_takes_no_other_with_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace");
-        let step = |step| Event::Step { round: 1, step, epoch: 0, first: 0, end: 1, loss: 1.0, world_size: 1 };
+        let step =
+            |step| Event::Step { round: 1, step, epoch: 0, first: 0, end: 1, loss: 1.0, world_size: 1, skipped: None };
         Trace::open(&path).unwrap().record(&step(1)).unwrap();
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, [&whole[..], &whole[..20]].concat()).unwrap();

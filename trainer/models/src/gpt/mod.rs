@@ -64,6 +64,8 @@ pub struct Gpt {
     places: Places,
     /// Where the first parameters come from; without it, from the seed.
     first: Option<Pretrained>,
+    /// Tokens of a window, at most the context.
+    window: usize,
 }
 
 /// Where a block's parameters lie.
@@ -108,13 +110,19 @@ impl Gpt {
         });
         let blocks = blocks.collect();
         let norm = layout.affine("transformer.ln_f", vec![width]);
-        Gpt { size, tensors: layout.0, places: Places { tokens, positions, blocks, norm }, first: None }
+        Gpt {
+            size,
+            tensors: layout.0,
+            places: Places { tokens, positions, blocks, norm },
+            first: None,
+            window: size.context,
+        }
     }
 
-    /// A network of this model's size, whose training begins with this model's parameters.
-    pub fn of(first: Pretrained) -> Gpt {
+    /// A network of this model's size, whose training begins with this model's parameters, in windows of so many tokens.
+    pub fn of(first: Pretrained, window: usize) -> Gpt {
         let size = first.size();
-        Gpt { first: Some(first), ..Gpt::new(size) }
+        Gpt { first: Some(first), window, ..Gpt::new(size) }
     }
 
     /// Its size.
@@ -185,7 +193,7 @@ impl Model for Gpt {
     }
 
     fn activation_bytes(&self, samples: usize) -> Option<u64> {
-        Some(pass::workspace_bytes(self, samples * self.size.context))
+        Some(pass::workspace_bytes(self, samples * self.window))
     }
 
     fn identity(&self) -> String {

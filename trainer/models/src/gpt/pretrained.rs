@@ -53,6 +53,9 @@ pub struct PretrainedError {
     pub path: PathBuf,
     /// What is wrong.
     pub cause: String,
+    /// The system's error, if it is one.
+    #[source]
+    pub unread: Option<io::Error>,
 }
 
 /// A model on disk. Its names and shapes are right.
@@ -136,10 +139,11 @@ impl Config {
 impl Pretrained {
     /// Looks at a folder, or at a file of weights beside its `config.json`. The weights are not read yet.
     pub fn open(path: &Path) -> Result<Pretrained, PretrainedError> {
-        fs::metadata(path).map_err(|error| PretrainedError { path: path.to_owned(), cause: error.to_string() })?;
+        let refused = |cause| PretrainedError { path: path.to_owned(), cause, unread: None };
+        fs::metadata(path).map_err(|error| refused(error.to_string()))?;
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
         let weights = if path.is_dir() { path.join(WEIGHTS) } else { path.to_owned() };
-        look(weights, &folder.join(CONFIG)).map_err(|cause| PretrainedError { path: path.to_owned(), cause })
+        look(weights, &folder.join(CONFIG)).map_err(refused)
     }
 
     /// The network's size.
@@ -160,10 +164,13 @@ impl Pretrained {
 
     /// Reads the parameters, and compares the logits that the file notes.
     pub fn read(&self) -> Result<Vec<f32>, PretrainedError> {
-        let refused = |cause| PretrainedError { path: self.weights.clone(), cause };
+        let refused = |cause| PretrainedError { path: self.weights.clone(), cause, unread: None };
         let gpt = Gpt::new(self.size);
         let mut parameters = vec![0.0; gpt.parameters()];
-        self.read_into(&mut parameters).map_err(|error| refused(error.to_string()))?;
+        self.read_into(&mut parameters).map_err(|error| {
+            let refused = refused(error.to_string());
+            PretrainedError { unread: Some(error), ..refused }
+        })?;
         if let Some(bad) = parameters.iter().position(|number| !number.is_finite()) {
             return Err(refused(format!("parameter {bad} is not finite")));
         }

@@ -14,6 +14,7 @@ mod memory;
 mod normed;
 mod own;
 mod pretrained;
+mod reading;
 mod record;
 mod results;
 mod resume;

@@ -101,7 +101,9 @@ fn an_export_comes_back_with_the_same_bits_and_is_trained_on() {
     assert_eq!(read(&export).unwrap(), learned.state.parameters());
     assert_eq!(read(&export.join("model.safetensors")).unwrap(), learned.state.parameters());
     // Square weights have a row for each input too.
-    let gpt = Gpt::of(Pretrained::open(&export).unwrap());
+    let in_windows = |window| Gpt::of(Pretrained::open(&export).unwrap(), window);
+    let gpt = in_windows(16);
+    assert!(in_windows(8).activation_bytes(1) < gpt.activation_bytes(1), "shorter windows keep less");
     assert_eq!(gpt.size().heads, 2);
     let square = gpt.tensors().iter().find(|tensor| tensor.name.ends_with("h.1.attn.c_proj.weight")).unwrap();
     let bytes = fs::read(export.join("model.safetensors")).unwrap();

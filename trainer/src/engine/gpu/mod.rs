@@ -1,7 +1,6 @@
 //! Steps on a GPU: parameters, the optimizer's state and the gradients of shards stay there, and so do sums over ranks
 //! where these have NCCL. Else a rank's partial sums come to the host for the sum over TCP.
 
-mod batches;
 mod overlap;
 
 use std::ops::Range;
@@ -16,12 +15,11 @@ use tracing::info;
 use super::gradient::GradientTask;
 use super::nccl::Nccl;
 use super::state::State;
-use super::{Advance, DeviceError, Engine, EngineError, Evaluated, Ranks, Reduced, TaskError, Transport};
+use super::{Advance, DeviceError, Engine, EngineError, Evaluated, Ranks, Reduced, Transport};
 use crate::model::clip::bounded;
 use crate::model::{AdamW, Model, Optimizer, ParameterGroup, Rule, Tensor, first_not_finite};
 use crate::settings::device::Precision;
 use crate::settings::{Environment, Settings};
-use batches::Batches;
 use overlap::Bucket;
 
 /// A GPU hangs where it is at one piece of work for as many times as long as peers are waited for.
@@ -95,7 +93,7 @@ struct OnGpu<'a, M: Model> {
 struct Passes<'a, M: Model> {
     pass: Box<dyn Pass<M::Batch> + 'a>,
     graphs: Graphs,
-    batches: Batches<M::Batch>,
+    batch: M::Batch,
     /// The ends of the last pieces. The host is at most two pieces ahead of the GPU, so that little is left to compute
     /// when a step is given up.
     ends: [Mark; 2],
@@ -117,9 +115,9 @@ impl<'a, M: Model> OnGpu<'a, M> {
             Ok(()) => overlap::cut(&gpu, sum.len(), settings.bucket())?,
             Err(_) => Vec::new(),
         };
-        let (graphs, batches) = (Graphs::default(), Batches::default());
+        let (graphs, batch) = (Graphs::default(), M::Batch::default());
         let (samples, spare, sums, partials, norm, bits) = Default::default();
-        let passes = Passes { pass, graphs, batches, ends: gpu.marks_of_ends()? };
+        let passes = Passes { pass, graphs, batch, ends: gpu.marks_of_ends()? };
         Ok(OnGpu {
             nccl,
             gpu,
@@ -239,13 +237,18 @@ impl<M: Model> Passes<'_, M> {
         gradient: &mut CudaSlice<f32>,
         told: Option<(usize, &mut Done<'_>)>,
     ) -> Result<(), EngineError> {
-        let Passes { pass, graphs, batches, ends } = self;
+        let Passes { pass, graphs, batch, ends } = self;
         gpu.wait_for(&ends[0])?;
         ends.rotate_left(1);
         if task.interruption.is_due() {
             task.interruption.result()?;
         }
-        let shape = pass.load(gpu, batches.take(task, samples).map_err(TaskError::from)?)?;
+        let left = task.feed.take(&task.piece_of(samples), batch, task.interruption)?;
+        let Some(left) = left else { return task.interruption.result() };
+        if left.is_empty() {
+            return Ok(gpu.clear(gradient)?);
+        }
+        let shape = pass.load(gpu, batch)?;
         let (bucket, done) = told.map_or((usize::MAX, None), |(bucket, done)| (bucket, Some(done)));
         let launches = |gradient: &mut CudaSlice<f32>, done: &mut Done<'_>| {
             let mut full = 0;
@@ -257,9 +260,7 @@ impl<M: Model> Passes<'_, M> {
         graphs.run(gpu, shape, gradient, launches, done)?;
         gpu.set(&ends[1])?;
         // The GPU is at it now.
-        if let Some(next) = batches.read_after(task, samples) {
-            pass.prepare(next);
-        }
+        task.feed.help(|next| pass.prepare(next));
         Ok(())
     }
 }
@@ -298,7 +299,7 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
     fn reduce(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
         let alone = [Node::root(task.shards)];
         let is_alone = ranks.group.world_size() == 1;
-        self.passes.batches.expect(task, if is_alone { &alone } else { ranks.nodes });
+        task.begin(if is_alone { &alone } else { ranks.nodes }, 1, true);
         let votes = match ranks.group.world_size() {
             1 => self.sum_alone(task, ranks)?,
             _ if self.nccl.is_joined() => self.sum_over_nccl(task, ranks)?,
@@ -312,7 +313,7 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
     /// A GPU has a pass for gradients alone: the loss is what is kept of it.
     fn evaluate(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Evaluated, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
-        self.passes.batches.expect(task, nodes);
+        task.begin(nodes, 1, true);
         let parts = nodes.iter().map(|&node| self.loss_under(task, node)).collect::<Result<Vec<_>, _>>()?;
         let mut parts = parts.into_iter();
         let mut sums = parts.next().unwrap_or_default();

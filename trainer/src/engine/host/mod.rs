@@ -40,6 +40,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
     }
 
     fn reduce(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
+        task.begin(ranks.nodes, self.threads.pool.threads(), false);
         let votes = match (ranks.group.world_size(), ranks.nodes) {
             (1, &[root]) => {
                 let sum = task.sum_under(root, &mut self.threads);
@@ -67,6 +68,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
 
     fn evaluate(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Evaluated, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
+        task.begin(nodes, self.threads.pool.threads(), false);
         let mut parts: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.threads)).collect();
         task.interruption.result()?;
         // A rank without nodes has room for the sum.

@@ -128,6 +128,7 @@ mod tests {
     use super::*;
     use crate::Step;
     use crate::data::{Data, Order, SampleError, StepSamples};
+    use crate::engine::feed::Feed;
     use crate::engine::gradient::Work;
     use crate::engine::interruption::Interruption;
     use crate::engine::{Engine, Reduced};
@@ -215,6 +216,7 @@ mod tests {
     struct Case {
         ranks: u32,
         threads: usize,
+        readers: usize,
         bucket: usize,
         shards: u32,
         samples: u64,
@@ -247,26 +249,27 @@ mod tests {
 
     /// Sums a few steps as one rank. Bits of the sums, and the votes.
     fn sums(case: Case, model: &Rough, group: &mut Group) -> Result<Vec<(Vec<u32>, u32)>, EngineError> {
-        let Case { threads, bucket, shards, samples, micro_batch, .. } = case;
+        let Case { threads, readers, bucket, shards, samples, micro_batch, .. } = case;
         let threads = NonZeroUsize::new(threads).unwrap();
-        let settings = Settings { threads, ..Settings::default() };
+        let settings = Settings { threads, readers: Some(readers), ..Settings::default() };
+        let feed = Feed::new(&Numbers, &settings);
         let nodes = nodes_of(group.rank(), group.world_size(), shards);
         let mut engine = OnHost::new(&settings, model).unwrap();
         engine.bucket = if bucket == 0 { engine.sum.len() } else { bucket };
         let (order, stop) = (Order::new(7, Numbers.samples()), Stop::default());
-        let step = |step: u64| {
-            let batch = StepSamples { step: step + 1, epoch: 0, first: step * samples, end: (step + 1) * samples };
-            let (micro_batch, data) = (NonZeroUsize::new(micro_batch), &Numbers);
-            let next = None;
+        let of = |step| StepSamples { step: step + 1, epoch: 0, first: step * samples, end: (step + 1) * samples };
+        let mut step = |step: u64| {
+            let batch = of(step);
+            let (micro_batch, later) = (NonZeroUsize::new(micro_batch), vec![(Work::Gradient, of(step + 1))]);
             let interruption = &Interruption::new(&stop, 1);
             let task = GradientTask {
                 model,
                 parameters: &[],
                 work: Work::Gradient,
-                data,
+                feed: &feed,
                 order: &order,
                 batch,
-                next,
+                later,
                 shards,
                 micro_batch,
                 interruption,
@@ -275,19 +278,22 @@ mod tests {
             let Reduced { votes, .. } = engine.reduce(&task, Ranks { group, nodes: &nodes, vote: &mut || vote })?;
             Ok((engine.sum.iter().map(|number| number.to_bits()).collect(), votes))
         };
-        (0..3).map(step).collect()
+        thread::scope(|scope| {
+            let _readers = feed.start(scope);
+            (0..3).map(&mut step).collect()
+        })
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
         #[test]
         fn bits_do_not_depend_on_buckets_ranks_or_threads(
-            ranks in 2u32..5, threads in 1usize..4, bucket in 1usize..80, shards in 1u32..9, samples in 1u64..40,
-            micro_batch in 0usize..5, count in 1usize..200, told in 0usize..20,
+            ranks in 2u32..5, threads in 1usize..4, readers in 0usize..3, bucket in 1usize..80, shards in 1u32..9,
+            samples in 1u64..40, micro_batch in 0usize..5, count in 1usize..200, told in 0usize..20,
         ) {
-            let case = Case { ranks, threads, bucket, shards, samples, micro_batch };
+            let case = Case { ranks, threads, readers, bucket, shards, samples, micro_batch };
             let model = Rough::new(count, told);
-            let alone = Case { ranks: 1, threads: 1, bucket: 0, ..case };
+            let alone = Case { ranks: 1, threads: 1, readers: 0, bucket: 0, ..case };
             let expected = world(1, |mut group| sums(alone, &model, &mut group).unwrap());
             let found = world(ranks, |mut group| {
                 let sums = sums(case, &model, &mut group).unwrap();
@@ -305,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_lost_peer_is_the_steps_error() {
-        let case = Case { ranks: 3, threads: 2, bucket: 10, shards: 8, samples: 30, micro_batch: 0 };
+        let case = Case { ranks: 3, threads: 2, readers: 1, bucket: 10, shards: 8, samples: 30, micro_batch: 0 };
         let model = Rough::new(500, 3);
         let errors = world(case.ranks, |mut group| {
             if group.rank() == 2 {

@@ -142,7 +142,7 @@ impl Task for Flags {
         if context > size.context {
             return Err(format!("--context {context} is more than the {} of {}", size.context, path.display()).into());
         }
-        Ok((Gpt::of(first), self.text.make(Size { context, ..size })?))
+        Ok((Gpt::of(first, context), self.text.make(Size { context, ..size })?))
     }
 
     fn judge(&self, model: &Gpt, corpus: &Corpus, parameters: &[f32]) -> Option<String> {
