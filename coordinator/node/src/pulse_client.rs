@@ -22,7 +22,9 @@ use elastic_rendezvous::{MemberInput, Word};
 use elastic_store::Revision;
 use elastic_store::tls::{MutualTls, trouble_in};
 
+/// Pauses before a further stream: each is twice as long as the one before, while no stream lasts.
 const AGAIN: Duration = Duration::from_millis(100);
+const SELDOM: Duration = Duration::from_secs(2);
 
 const AHEAD: usize = 4;
 
@@ -50,18 +52,27 @@ struct Opened {
     meeting: Option<Nonces>,
 }
 
+/// The pause after a stream that lasted so long. Where thousands follow one leader, those that it has no time for must
+/// not come back at once.
+fn pause_after(last: Duration, lasted: Duration, beat: Duration) -> Duration {
+    if lasted >= beat * 2 { AGAIN } else { (last * 2).min(SELDOM) }
+}
+
 impl PulseClient {
     /// Keeps a stream open until it is to end.
     pub(super) async fn run(self) {
         let doubted = Once::new();
+        let mut pause = AGAIN;
         loop {
+            let begun = elastic_store::clock::now();
             self.stream(&doubted).await;
+            pause = pause_after(pause, elastic_store::clock::now().since(begun), self.beat);
             // The end of a stream is a hint: the port knows.
             if dial::is_dead(&self.leader.peer, &self.leader.node, self.tls.as_ref(), self.patience).await {
                 let _ = self.inbox.send(MemberInput::LeaderDead(self.term));
                 return;
             }
-            sleep(AGAIN).await;
+            sleep(pause).await;
         }
     }
 
@@ -247,6 +258,17 @@ mod tests {
                 PulseEvent::Closed => drop(streams.remove(&stream)),
             }
         }
+    }
+
+    #[test]
+    fn a_member_comes_back_less_and_less_often_while_no_stream_lasts() {
+        let (beat, short) = (Duration::from_secs(1), Duration::from_millis(20));
+        let mut pauses = vec![AGAIN];
+        for lasted in [short, short, short, short, short, short, beat * 3, short] {
+            pauses.push(pause_after(*pauses.last().unwrap(), lasted, beat));
+        }
+        let millis: Vec<u128> = pauses.iter().map(Duration::as_millis).collect();
+        assert_eq!(millis, [100, 200, 400, 800, 1600, 2000, 2000, 100, 200]);
     }
 
     #[tokio::test]

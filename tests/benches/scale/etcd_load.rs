@@ -16,6 +16,9 @@ pub(crate) struct EtcdLoad {
     pub(crate) refused: f64,
     pub(crate) renewals: f64,
     pub(crate) events: f64,
+    /// Leases that were granted, and that ended.
+    pub(crate) granted: f64,
+    pub(crate) ended: f64,
     /// Bytes of all messages, without what gRPC and HTTP add.
     pub(crate) received: f64,
     pub(crate) sent: f64,
@@ -53,6 +56,8 @@ impl Sub for EtcdLoad {
             refused: self.refused - before.refused,
             renewals: self.renewals - before.renewals,
             events: self.events - before.events,
+            granted: self.granted - before.granted,
+            ended: self.ended - before.ended,
             received: self.received - before.received,
             sent: self.sent - before.sent,
             processor: self.processor - before.processor,
@@ -80,6 +85,8 @@ fn parse(text: &str) -> EtcdLoad {
     let sum = |family| sums.get(family).copied().unwrap_or_default();
     EtcdLoad {
         events: sum("etcd_debugging_mvcc_events_total"),
+        granted: sum("etcd_debugging_lease_granted_total"),
+        ended: sum("etcd_debugging_lease_revoked_total"),
         received: sum("etcd_network_client_grpc_received_bytes_total"),
         sent: sum("etcd_network_client_grpc_sent_bytes_total"),
         processor: sum("process_cpu_seconds_total"),

@@ -1,4 +1,5 @@
 //! All nodes of one job: real drivers, each with a connection to etcd of its own, on racks that can be frozen or killed.
+//! Those that this process has no descriptors for run in others: see `crew`.
 
 use anyhow::{Context, Result, ensure};
 use elastic_rendezvous::job::{EventRecord, Timings};
@@ -8,8 +9,21 @@ use elastic_tests::cost_model::Sizes;
 use elastic_tests::prelude::*;
 use elastic_tests::rack::{Frozen, Rack};
 
+use super::crew::{Crew, Seen};
+
 /// Racks of a job, besides those of the node that leads first and of those that are to die alone.
 const RACKS: u32 = 25;
+/// Most nodes of a rack.
+const RACK: u32 = 300;
+
+/// Which connections to etcd the nodes of a job have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Connections {
+    /// Each its own, as agents have.
+    Own,
+    /// Those of a rack share one.
+    Shared,
+}
 
 pub(crate) struct Group {
     rack: Rack,
@@ -36,6 +50,8 @@ pub(crate) struct Fleet {
     keys: Keys,
     spec: Spec,
     store: EtcdStore,
+    connections: Connections,
+    crews: Vec<Crew>,
     pub(crate) first: Option<Group>,
     pub(crate) singles: Vec<Group>,
     pub(crate) racks: Vec<Group>,
@@ -43,13 +59,13 @@ pub(crate) struct Fleet {
 
 impl Fleet {
     /// A job for so many nodes, none of which is there yet.
-    pub(crate) fn new(address: &str, size: u32) -> Result<Fleet> {
+    pub(crate) fn new(address: &str, size: u32, connections: Connections) -> Result<Fleet> {
         let job: JobId = format!("scale-{size}").parse()?;
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
         let spec = Spec { timings: Timings::default(), max_restarts: 100, ..quick_spec(size / 2, size) };
         let store = EtcdStore::connect(EtcdConfig::new([address]))?;
-        let (first, singles, racks) = (None, Vec::new(), Vec::new());
-        Ok(Fleet { address: address.to_owned(), job, keys, spec, store, first, singles, racks })
+        let (crews, first, singles, racks) = (Vec::new(), None, Vec::new(), Vec::new());
+        Ok(Fleet { address: address.to_owned(), job, keys, spec, store, connections, crews, first, singles, racks })
     }
 
     /// Has the node that is to lead come, so that its thread is its own.
@@ -59,15 +75,27 @@ impl Fleet {
     }
 
     /// Has all others come at once; `alone` of them are to die alone. Returns when their first calls are under way.
-    pub(crate) async fn fill(&mut self, size: u32, alone: u32) -> Result<()> {
+    /// A process holds no more than `most` of them.
+    pub(crate) async fn fill(&mut self, size: u32, alone: u32, most: u32) -> Result<()> {
         let others = size.saturating_sub(1 + alone);
-        let rack = others.div_ceil(RACKS).max(1);
+        let rack = others.div_ceil(RACKS).clamp(1, RACK);
         let names: Vec<String> = (0..others).map(|node| format!("node-{node:05}")).collect();
-        let racks = names.chunks(rack as usize).map(<[String]>::to_vec);
-        let all = racks.chain((0..alone).map(|node| vec![format!("alone-{node:03}")]));
-        let come = futures::future::try_join_all(all.map(|names| self.come(names))).await?;
+        let here = if size <= most { others } else { (most / 2).max(2 * rack) };
+        let (here, elsewhere) = names.split_at(here as usize);
+        let mut crews = Vec::new();
+        let processes = elsewhere.len().div_ceil(most as usize).max(1);
+        for part in elsewhere.chunks(elsewhere.len().div_ceil(processes).max(1)) {
+            crews.push((Crew::start(&self.address, self.spec.max_nodes, self.connections)?, part));
+        }
+        let elsewhere = crews.iter_mut().map(|(crew, part)| crew.come(part, rack));
+        let elsewhere = futures::future::try_join_all(elsewhere);
+        let singles: Vec<_> = (0..alone).map(|node| vec![format!("alone-{node:03}")]).collect();
+        let racks = here.chunks(rack as usize).map(<[String]>::to_vec).chain(singles);
+        let here = futures::future::try_join_all(racks.map(|names| self.come(names)));
+        let (come, _) = futures::future::try_join(here, elsewhere).await?;
         let (singles, racks) = come.into_iter().partition(|group| group.names()[0].starts_with("alone"));
         (self.singles, self.racks) = (singles, racks);
+        self.crews = crews.into_iter().map(|(crew, _)| crew).collect();
         Ok(())
     }
 
@@ -75,10 +103,14 @@ impl Fleet {
     pub(crate) async fn come(&self, names: Vec<String>) -> Result<Group> {
         let rack = Rack::start()?;
         let (address, keys, job, spec) = (self.address.clone(), self.keys.clone(), self.job.clone(), self.spec.clone());
+        let connections = self.connections;
         let starting = rack.handle().spawn(async move {
             let mut nodes = Vec::new();
+            let connect = || EtcdStore::connect(EtcdConfig::new([address.clone()]));
+            let shared = connect()?;
             for name in names {
-                let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(EtcdConfig::new([address.clone()]))?);
+                let store = if connections == Connections::Shared { shared.clone() } else { connect()? };
+                let store: Arc<dyn Store> = Arc::new(store);
                 nodes.push(start_node(store, keys.clone(), &job, spec.clone(), &name).await?);
             }
             anyhow::Ok(nodes)
@@ -94,23 +126,60 @@ impl Fleet {
         self.groups().flat_map(|group| &group.nodes)
     }
 
-    pub(crate) fn size(&self) -> u32 {
+    fn size_here(&self) -> u32 {
         self.groups().map(Group::size).sum()
     }
 
-    pub(crate) fn at_work(&self) -> u32 {
-        self.nodes().filter(|node| node.place.borrow().is_some()).count() as u32
+    pub(crate) fn size(&self) -> u32 {
+        self.size_here() + self.crews.iter().map(Crew::size).sum::<u32>()
     }
 
-    /// The newest round that a node runs in.
-    pub(crate) fn round(&self) -> u64 {
+    /// What the nodes of this process do.
+    pub(crate) fn seen_here(&self) -> Seen {
         let number = |node: &InProcessNode| node.place.borrow().as_ref().map(|(start, _)| start.round.number);
-        self.nodes().filter_map(number).max().unwrap_or_default()
+        let (mut at_work, mut round) = (0, 0);
+        for number in self.nodes().filter_map(number) {
+            (at_work, round) = (at_work + 1, round.max(number));
+        }
+        Seen { at_work, round }
+    }
+
+    /// How many have workers at work, and the newest round that a node runs in.
+    pub(crate) async fn seen(&mut self) -> Result<Seen> {
+        let mut seen = self.seen_here();
+        for more in futures::future::try_join_all(self.crews.iter_mut().map(Crew::look)).await? {
+            seen = Seen { at_work: seen.at_work + more.at_work, round: seen.round.max(more.round) };
+        }
+        Ok(seen)
+    }
+
+    /// The other processes.
+    pub(crate) fn crews(&self) -> &[Crew] {
+        &self.crews
     }
 
     /// Waits until all run in one round, this one or later: how long after `begun` each of them started its workers.
     pub(crate) async fn all_run(&mut self, at_least: u64, begun: Time, within: Duration) -> Result<Vec<Duration>> {
-        let (size, until) = (self.size(), begun + within);
+        let (size, mut crews) = (self.size(), std::mem::take(&mut self.crews));
+        let elsewhere = crews.iter_mut().map(|crew| crew.run(at_least, size, begun, within));
+        let elsewhere = futures::future::try_join_all(elsewhere);
+        let (mut times, more) =
+            futures::future::try_join(self.run_here(at_least, size, begun, within), elsewhere).await?;
+        times.extend(more.into_iter().flatten());
+        self.crews = crews;
+        times.sort();
+        Ok(times)
+    }
+
+    /// The same, of those in this process, in a round of so many.
+    pub(crate) async fn run_here(
+        &mut self,
+        at_least: u64,
+        size: u32,
+        begun: Time,
+        within: Duration,
+    ) -> Result<Vec<Duration>> {
+        let until = begun + within;
         let mut times = Vec::new();
         let groups = self.first.iter_mut().chain(&mut self.singles).chain(&mut self.racks);
         for node in groups.flat_map(|group| &mut group.nodes) {
@@ -118,7 +187,6 @@ impl Fleet {
             let place = node.place.borrow();
             times.push(place.as_ref().map_or(Duration::ZERO, |(_, at)| at.since(begun)));
         }
-        times.sort();
         Ok(times)
     }
 
@@ -192,7 +260,13 @@ impl Fleet {
     }
 
     /// All workers end well: waits until all nodes have ended.
-    pub(crate) async fn finish(self, within: Duration) -> Result<()> {
+    pub(crate) async fn finish(mut self, within: Duration) -> Result<()> {
+        let crews = std::mem::take(&mut self.crews);
+        let elsewhere = futures::future::try_join_all(crews.into_iter().map(|crew| crew.finish(within)));
+        futures::future::try_join(self.finish_here(within), elsewhere).await.map(drop)
+    }
+
+    pub(crate) async fn finish_here(self, within: Duration) -> Result<()> {
         self.nodes().for_each(InProcessNode::finish);
         let until = elastic_store::clock::now() + within;
         let groups = self.first.into_iter().chain(self.singles).chain(self.racks);

@@ -1,10 +1,13 @@
-//! Measures what a job of thousands of nodes costs its etcd and its leader, and how fast the job acts. One process runs
-//! the real drivers and the real client, with a connection to etcd for each node. Workers are simulated.
-//! `make bench-scale` runs this; `make bench-scale SIZES="100 4000"` chooses the sizes,
-//! `ELASTIC_ETCD=3.5` the release of etcd; with the word `crowd` only the start of nodes that come at once is measured.
+//! Measures what a job of thousands of nodes costs its etcd and its leader, and how fast the job acts. It runs the real
+//! drivers and the real client, in as many processes as they have descriptors for. Workers are simulated.
+//! `make bench-scale` runs this; `make bench-scale SIZES="100 4000"` chooses the sizes, `ELASTIC_ETCD=3.5` the release of
+//! etcd. Words among the sizes: with `crowd` only the start of nodes that come at once is measured; with `shared` the
+//! nodes of a rack share a connection to etcd, where each has its own otherwise; with `busy` two other processes use the
+//! processors meanwhile.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
+mod crew;
 mod etcd_load;
 mod fleet;
 mod report;
@@ -16,7 +19,7 @@ use elastic_tests::prelude::*;
 use elastic_tests::processor::process;
 
 use self::etcd_load::{EtcdLoad, version};
-use self::fleet::Fleet;
+use self::fleet::{Connections, Fleet};
 use self::report::{Churned, Point, Rest, Step};
 
 const WITHIN: Duration = Duration::from_secs(180);
@@ -34,29 +37,56 @@ const CHURN: Duration = Duration::from_secs(60);
 /// The time between two counts of the nodes that have workers at work.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Descriptors that a node takes here: its port, its connection to etcd, both ends of its stream to the leader.
-const DESCRIPTORS: usize = 4;
+/// Descriptors that a node takes in its process: its port, its connection to etcd, its stream to the leader.
+const DESCRIPTORS: usize = 3;
+/// Those that are for other things.
+const SPARE: usize = 1_000;
 
-fn main() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let crowds = words.iter().any(|word| word == "crowd");
-    let sizes: Vec<u32> = words.iter().filter_map(|word| word.parse().ok()).collect();
-    let sizes = if sizes.is_empty() { vec![100, 300, 1_000, 2_000, 4_000] } else { sizes };
-    let limit = raise_descriptor_limit();
-    for size in &sizes {
-        let needs = *size as usize * DESCRIPTORS + 1_000;
-        ensure!(*size >= 30, "{size} nodes are too few for this bench: 30 and more");
+/// What is measured.
+#[derive(Debug, Clone, Copy)]
+struct Setting {
+    connections: Connections,
+    /// Only the start of a crowd.
+    crowd: bool,
+    /// How many descriptors a process may have.
+    descriptors: usize,
+}
+
+impl Setting {
+    /// How many nodes of a job of this size a process holds. Any of them may lead, and then has a stream of each.
+    fn most(self, size: u32) -> Result<u32> {
+        let (limit, needs) = (self.descriptors, size as usize * 4);
+        let why = "a leader's port takes a quarter of its process's";
         ensure!(
             needs <= limit,
-            "{size} nodes take {needs} descriptors here, and the limit is {limit}: raise `ulimit -Hn`"
+            "{size} nodes need {needs} descriptors, and there are {limit}: {why}. Raise `ulimit -Hn`"
         );
+        Ok(((limit - SPARE - size as usize) / DESCRIPTORS) as u32)
     }
+}
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let descriptors = raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    if words.first().is_some_and(|word| word == crew::WORD) {
+        return runtime.block_on(crew::serve(&words[1..]));
+    }
+    let has = |word: &str| words.iter().any(|it| it == word);
+    let connections = if has("shared") { Connections::Shared } else { Connections::Own };
+    let setting = Setting { connections, crowd: has("crowd"), descriptors };
+    let sizes: Vec<u32> = words.iter().filter_map(|word| word.parse().ok()).collect();
+    let sizes = if sizes.is_empty() { vec![100, 300, 1_000, 2_000, 4_000] } else { sizes };
+    for size in &sizes {
+        ensure!(*size >= 30, "{size} nodes are too few for this bench: 30 and more");
+        setting.most(*size)?;
+    }
+    let _busy: Vec<Busy> = if has("busy") { vec![Busy::start()?, Busy::start()?] } else { Vec::new() };
     let (mut points, mut failed) = (Vec::new(), Vec::new());
     for size in sizes {
         let measured = runtime.block_on(async {
-            crowd(size).await.context("a crowd")?;
-            if crowds { Ok(None) } else { measure(size).await.map(Some) }
+            crowd(size, setting).await.context("a crowd")?;
+            if setting.crowd { Ok(None) } else { measure(size, setting).await.map(Some) }
         });
         match measured {
             Ok(point) => points.extend(point),
@@ -71,11 +101,35 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// A process that uses a processor until this is dropped.
+struct Busy(std::process::Child);
+
+impl Busy {
+    fn start() -> Result<Busy> {
+        let process = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().context("start sh")?;
+        Ok(Busy(process))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Measures one thing that happens to all nodes.
 struct Stopwatch<'a> {
     etcd: &'a EtcdServer,
     before: EtcdLoad,
     begun: Time,
+}
+
+/// How long this process and its crews have been on a processor.
+fn used(fleet: &Fleet) -> Result<Duration> {
+    let crews = fleet.crews().iter().filter_map(|crew| process(&crew.pid()?.to_string()).ok());
+    Ok(process("self")? + crews.sum::<Duration>())
 }
 
 impl<'a> Stopwatch<'a> {
@@ -93,34 +147,34 @@ impl<'a> Stopwatch<'a> {
     }
 }
 
-async fn measure(size: u32) -> Result<Point> {
+async fn measure(size: u32, setting: Setting) -> Result<Point> {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    with_log(on(&etcd, size).await, &etcd)
+    with_log(on(&etcd, size, setting).await, &etcd)
 }
 
-async fn on(etcd: &EtcdServer, size: u32) -> Result<Point> {
+async fn on(etcd: &EtcdServer, size: u32, setting: Setting) -> Result<Point> {
     let address = etcd.address();
-    let mut fleet = Fleet::new(&address, size)?;
+    let mut fleet = Fleet::new(&address, size, setting.connections)?;
     let mut steps = Vec::new();
 
     fleet.elect(WITHIN).await?;
     let watch = Stopwatch::start(etcd).await?;
-    fleet.fill(size, size.div_ceil(100)).await?;
+    fleet.fill(size, size.div_ceil(100), setting.most(size)?).await?;
     let times = fleet.all_run(1, watch.begun, WITHIN).await.context("start")?;
     steps.push(watch.stop("all others come at once → all run", size, times).await?);
 
     tokio::time::sleep(SETTLE).await;
     let sizes = fleet.sizes().await?;
     let leader = fleet.first.as_ref().context("the first node")?;
-    let (watch, own, leading) = (Stopwatch::start(etcd).await?, process("self")?, leader.rack().used()?);
+    let (watch, own, leading) = (Stopwatch::start(etcd).await?, used(&fleet)?, leader.rack().used()?);
     tokio::time::sleep(REST).await;
-    let (leading, own) = (leader.rack().used()? - leading, process("self")? - own);
+    let (leading, own) = (leader.rack().used()? - leading, used(&fleet)? - own);
     let load = EtcdLoad::of(&address).await? - watch.before;
     let rest = Rest { load, over: REST, leading, own, nodes: size };
     println!("{rest}");
 
     let watch = Stopwatch::start(etcd).await?;
-    let round = fleet.round();
+    let round = fleet.seen().await?.round;
     fleet.fail_one()?;
     let times = fleet.all_run(round + 1, watch.begun, WITHIN).await.context("a worker fails")?;
     steps.push(watch.stop("a worker fails → next round runs", size, times).await?);
@@ -130,7 +184,7 @@ async fn on(etcd: &EtcdServer, size: u32) -> Result<Point> {
 
     let before = fleet.history().await?;
     let watch = Stopwatch::start(etcd).await?;
-    let round = fleet.round();
+    let round = fleet.seen().await?.round;
     let (lost, frozen) = fleet.freeze()?;
     let times = fleet.all_run(round + 1, watch.begun, WITHIN).await.context("a rack is lost")?;
     steps.push(watch.stop("a rack falls silent → survivors run", fleet.size(), times).await?);
@@ -142,12 +196,12 @@ async fn on(etcd: &EtcdServer, size: u32) -> Result<Point> {
     let watch = Stopwatch::start(etcd).await?;
     let rack = fleet.come(names).await?;
     fleet.racks.push(rack);
-    let round = fleet.round();
+    let round = fleet.seen().await?.round;
     let times = fleet.all_run(round + 1, watch.begun, WITHIN).await.context("the rack comes back")?;
     steps.push(watch.stop("the rack comes back → all run", size, times).await?);
 
     let watch = Stopwatch::start(etcd).await?;
-    let round = fleet.round();
+    let round = fleet.seen().await?.round;
     drop(fleet.first.take());
     let times = fleet.all_run(round + 1, watch.begun, WITHIN).await.context("the leader is killed")?;
     steps.push(watch.stop("the leader is killed → survivors run", fleet.size(), times).await?);
@@ -161,14 +215,21 @@ async fn on(etcd: &EtcdServer, size: u32) -> Result<Point> {
 }
 
 /// All nodes come at once to an etcd that knows nothing of the job, so no node leads yet.
-async fn crowd(size: u32) -> Result<()> {
+async fn crowd(size: u32, setting: Setting) -> Result<()> {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    println!("{size} nodes on etcd {}:", version(&etcd.address()).await?);
-    let mut fleet = Fleet::new(&etcd.address(), size)?;
-    let watch = Stopwatch::start(&etcd).await?;
-    fleet.fill(size + 1, 0).await?;
+    let how = match setting.connections {
+        Connections::Own => "each node with its own connection",
+        Connections::Shared => "nodes of a rack share a connection",
+    };
+    println!("{size} nodes on etcd {}, {how}:", version(&etcd.address()).await?);
+    let mut fleet = Fleet::new(&etcd.address(), size, setting.connections)?;
+    let (watch, before) = (Stopwatch::start(&etcd).await?, used(&fleet)?);
+    fleet.fill(size + 1, 0, setting.most(size)?).await?;
     let times = with_log(fleet.all_run(1, watch.begun, WITHIN).await, &etcd)?;
-    watch.stop("all come at once to an empty etcd → run", size, times).await.map(drop)
+    watch.stop("all come at once to an empty etcd → run", size, times).await?;
+    let drivers = (used(&fleet)? - before).as_secs_f64();
+    println!("    the nodes: {drivers:.1} s processor, in {} processes", 1 + fleet.crews().len());
+    Ok(())
 }
 
 /// Adds etcd's last log lines to an error, since etcd itself may have failed.
@@ -180,7 +241,7 @@ fn with_log<T>(result: Result<T>, etcd: &EtcdServer) -> Result<T> {
 async fn churn(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Churned> {
     let watch = Stopwatch::start(etcd).await?;
     let before = fleet.history().await?;
-    let (count, round, size) = (fleet.singles.len(), fleet.round(), fleet.size());
+    let (count, round, size) = (fleet.singles.len(), fleet.seen().await?.round, fleet.size());
     let every = CHURN / count as u32;
     let (mut killed, mut at_work, mut looks) = (0, 0.0, 0.0);
     while elastic_store::clock::now().since(watch.begun) < CHURN {
@@ -192,7 +253,7 @@ async fn churn(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Churned> {
             fleet.singles.push(back);
             killed += 1;
         }
-        at_work += f64::from(fleet.at_work()) / f64::from(size);
+        at_work += f64::from(fleet.seen().await?.at_work) / f64::from(size);
         looks += 1.0;
         tokio::time::sleep(LOOK).await;
     }
@@ -201,7 +262,7 @@ async fn churn(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Churned> {
     let settled = elastic_store::clock::now().since(ended);
     let load = EtcdLoad::of(&etcd.address()).await? - watch.before;
     tell_new(&before, &fleet.history().await?);
-    Ok(Churned { killed, rounds: fleet.round() - round, at_work: at_work / looks, settled, load })
+    Ok(Churned { killed, rounds: fleet.seen().await?.round - round, at_work: at_work / looks, settled, load })
 }
 
 /// Prints what was written in the job's history meanwhile, and when.
@@ -221,14 +282,15 @@ async fn lose_coordinator(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Step> 
     fleet.until_led(WITHIN, |leader| leader.coordinator).await.context("it takes over")?;
     // By then, all nodes have their streams to the coordinator.
     tokio::time::sleep(SETTLE).await;
-    let round = fleet.round();
+    let round = fleet.seen().await?.round;
     let watch = Stopwatch::start(etcd).await?;
     coordinator.kill();
     fleet.until_led(WITHIN, |leader| !leader.coordinator).await?;
     let led = elastic_store::clock::now().since(watch.begun);
     let step = watch.stop("the coordinator is killed → a node leads", fleet.size(), vec![led]).await?;
     tokio::time::sleep(SETTLE).await;
-    ensure!(fleet.round() == round && fleet.at_work() == fleet.size(), "the round did not survive");
+    let seen = fleet.seen().await?;
+    ensure!(seen.round == round && seen.at_work == fleet.size(), "the round did not survive");
     let begun = elastic_store::clock::now();
     fleet.fail_one()?;
     fleet.all_run(round + 1, begun, WITHIN).await.context("the round after it")?;

@@ -70,13 +70,14 @@ fn shown(load: Load) -> String {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at = |part| quantile(&self.times, part);
-        let EtcdLoad { processor, memory, refused, watches, .. } = self.load;
+        let EtcdLoad { processor, memory, refused, watches, granted, ended, .. } = self.load;
         write!(f, "  {:<40} {:6.2} s half, {:6.2} s 99 %, {:6.2} s all", self.what, at(0.5), at(0.99), at(1.0))?;
         write!(f, "\n    each node: {}", shown(self.load.each(self.nodes)))?;
         let memory = memory / 1048576.0;
         write!(
             f,
-            "; etcd: {processor:.1} s processor, {memory:.0} MiB, {watches:.0} watches, {refused:.0} calls refused"
+            "; etcd: {processor:.1} s processor, {memory:.0} MiB, {watches:.0} watches, {refused:.0} calls refused or \
+             given up, {granted:.0} leases granted, {ended:.0} ended"
         )
     }
 }

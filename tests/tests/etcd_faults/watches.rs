@@ -35,6 +35,23 @@ fn prefix() -> Scope {
     Scope::Prefix("/w/".into())
 }
 
+/// Thousands that come at once ask etcd for no more than they need.
+#[tokio::test]
+async fn the_first_renewal_of_a_lease_is_no_call_of_its_own() {
+    let server = EtcdServer::start(EtcdOptions::default()).await;
+    let store = server.store();
+    let lease = store.grant(Duration::from_secs(10)).await.unwrap();
+    assert_eq!(store.keep_alive(lease).await.unwrap(), Some(Duration::from_secs(10)));
+    let metrics = elastic_tests::http::get(&server.address(), "/metrics").await.unwrap();
+    let metrics = String::from_utf8(metrics.to_vec()).unwrap();
+    let calls = |method: &str| {
+        let handled = metrics.lines().filter(|line| line.starts_with("grpc_server_handled_total{"));
+        let counts = handled.filter(|line| line.contains(method)).filter_map(|line| line.rsplit_once(' '));
+        counts.map(|(_, count)| count.parse::<f64>().unwrap()).sum::<f64>()
+    };
+    assert_eq!((calls("\"LeaseGrant\""), calls("\"LeaseTimeToLive\"")), (1.0, 0.0), "{metrics}");
+}
+
 #[tokio::test]
 async fn a_restarted_server_costs_a_watch_and_a_lease_nothing() {
     // Given an open watch, a lease under renewal and a steady sequence of writes

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::step::Out;
+use super::step::{LONGEST, Out};
 use super::timers::Timer;
 use super::{Call, Command, End, Member, MemberOutput, Mode};
 use crate::job::{JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
@@ -96,7 +96,10 @@ impl Member {
         let follows = self.joining.take().is_some_and(|joining| joining.leftovers);
         self.mode = Mode::Waiting(None);
         if self.lease.id().is_none() {
-            self.timers.set(Timer::Lease, now);
+            // Of those that a slow store keeps waiting, not all ask again at once.
+            let slow = self.store_is_slow();
+            let pause = if slow { self.jitter(self.answered_in.min(LONGEST)) } else { Duration::ZERO };
+            self.timers.set(Timer::Lease, now + pause);
         }
         self.told = None;
         let secret = secret_of(value(5), out);

@@ -26,6 +26,8 @@ pub(super) struct Leadership {
     pub(super) leader: Option<Versioned<LeaderRecord>>,
     /// The term that this node leads in.
     pub(super) own_term: Option<Revision>,
+    /// The term of the leader that a stream was opened to last.
+    pulsed: Option<Revision>,
     /// The revision up to which news of the leader are known.
     news: Revision,
     /// The mod revision of a `leader` record that no one holds: the node that campaigns writes over it.
@@ -139,11 +141,14 @@ impl Member {
         })
     }
 
-    /// Opens a stream to the leader. A node that has not joined has nothing to say to it.
-    pub(super) fn open_pulse(&self, out: &mut Out) {
-        if let Some(leader) =
-            self.leadership.leader.as_ref().filter(|_| self.joining.is_none() && self.leadership.own_term.is_none())
-        {
+    /// Opens a stream to the leader, once. A newcomer waits until its key is written: a leader turns away who is not in
+    /// the store, and thousands that come back again and again leave it no time for others.
+    pub(super) fn open_pulse(&mut self, out: &mut Out) {
+        let unknown = self.own.created().is_none() && matches!(self.mode, Mode::Joining | Mode::Waiting(None));
+        let Some(leader) = self.leadership.leader.as_ref() else { return };
+        let term = Some(leader.modified);
+        if !unknown && self.leadership.own_term.is_none() && self.leadership.pulsed != term {
+            self.leadership.pulsed = term;
             out.push(MemberOutput::Pulse(Some((leader.modified, leader.value.clone()))));
         }
     }

@@ -73,7 +73,7 @@ impl Member {
             self.told = None;
         }
         self.failures = 0;
-        self.store_answered(now);
+        self.store_answered(now, sent);
         if matches!(call, Call::Own | Call::Campaign) {
             self.let_in(now, out);
         }
@@ -83,6 +83,7 @@ impl Member {
             Call::Begin => self.timers.stop(Timer::Retry),
             Call::Own if result.succeeded => {
                 self.own.wrote(result.revision);
+                self.open_pulse(out);
                 self.prove_lease();
                 self.read_round_and_leader(now, &result, out);
                 self.prove(sent);
@@ -103,7 +104,8 @@ impl Member {
 
     /// A newcomer waits for its place for as long as the store answers: no leader gives it one without. A node that had
     /// one waits for the store, because the job is its own.
-    pub(super) fn store_answered(&mut self, now: Time) {
+    pub(super) fn store_answered(&mut self, now: Time, sent: Time) {
+        self.answered_in = now.since(sent);
         self.timers.set(Timer::Patience, now + self.spec.timings.join_timeout);
     }
 
@@ -222,6 +224,7 @@ impl Member {
 
     fn own_key_read(&mut self, now: Time, sent: Time, result: &TxnResult, out: &mut Out) {
         let reading = self.own.take(result);
+        self.open_pulse(out);
         self.prove_lease();
         self.read_round_and_leader(now, result, out);
         match reading {

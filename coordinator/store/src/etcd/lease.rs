@@ -46,6 +46,13 @@ impl KeepAlives {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A member has granted a lease over this connection: its first renewal need not ask for how long.
+    pub(super) fn granted(&self, lease: LeaseId, link: Arc<Link>, seconds: i64) {
+        let Ok(seconds) = u64::try_from(seconds) else { return };
+        let slot = Slot { granted: Some((link, Duration::from_secs(seconds))), ..Slot::default() };
+        self.slots().insert(lease, Arc::new(AsyncMutex::new(slot)));
+    }
+
     pub(super) fn forget(&self, lease: LeaseId) {
         self.slots().remove(&lease);
     }

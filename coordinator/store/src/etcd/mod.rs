@@ -193,12 +193,15 @@ impl Store for EtcdStore {
         let seconds = whole_seconds(ttl)?;
         let inner = &self.inner;
         inner.identity.floor()?;
-        let granted = inner
-            .connection
-            .call(Repeat::Never, async |link| link.client.lease_client().grant(seconds, None).await)
-            .await?;
+        let ask = async |link: Arc<connection::Link>| {
+            let granted = link.client.lease_client().grant(seconds, None).await?;
+            Ok((link, granted))
+        };
+        let (link, granted) = inner.connection.call(Repeat::Never, ask).await?;
         inner.met(granted.header())?;
-        Ok(LeaseId(granted.id()))
+        let lease = LeaseId(granted.id());
+        inner.keep_alives.granted(lease, link, granted.ttl());
+        Ok(lease)
     }
 
     async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>> {

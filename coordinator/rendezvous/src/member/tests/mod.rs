@@ -2,6 +2,7 @@
 
 mod campaigns;
 mod joining;
+mod leases;
 mod rules;
 
 use serde_json::{Value, json};
