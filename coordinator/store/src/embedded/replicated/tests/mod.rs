@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use elastic_proto::replication::letter::Body;
-use elastic_proto::replication::{Command, Letter, Place};
+use elastic_proto::replication::{Command, Letter, Place, Voters};
 use elastic_rendezvous::time::Time;
 use proptest::prelude::*;
 use rand::rngs::SmallRng;
@@ -172,6 +172,18 @@ impl World {
             }
             self.carry_out(seat, outputs);
         }
+    }
+
+    fn voters(&self, seat: usize) -> &Voters {
+        let Some(Process { replica, .. }) = &self.seats[seat] else { panic!("{seat} has ended") };
+        replica.log.voters().1
+    }
+
+    /// What is under way to a seat and has entries is lost.
+    fn lose_entries(&mut self, to: usize) {
+        let has_some =
+            |letter: &Letter| matches!(&letter.body, Some(Body::Append(append)) if !append.entries.is_empty());
+        self.letters.retain(|_, (seat, letter)| *seat != to || !has_some(letter));
     }
 
     fn standing(&self, seat: usize) -> Standing {
@@ -357,6 +369,40 @@ fn while_a_third_gets_its_vote_one_of_the_two_may_begin_again() {
         world.start(seat);
         assert_eq!(world.serves_within(8_000), cluster, "what was agreed on is lost with seed {seed}");
         world.all_vote_within(8_000);
+        world.check_stores();
+    }
+}
+
+/// The leader gives up a third that is silent for a moment, and ends before the other of the two has heard of it.
+#[test]
+fn a_third_that_is_given_up_costs_nothing_where_the_leader_ends() {
+    for seed in 0..200 {
+        let mut world = World::new(seed);
+        (0..2).for_each(|seat| world.start(seat));
+        let cluster = world.serves_within(5_000);
+        world.run(1_000);
+        let leader = if world.standing(0) == Standing::Serves { 0 } else { 1 };
+        world.start(2);
+        while world.voters(leader).third_comes == 0 {
+            world.run(1);
+        }
+        world.cut.insert((2, leader));
+        let until = world.now + 1_500;
+        while world.voters(leader).third_comes != 0 {
+            world.run(1);
+            if world.now < until {
+                world.lose_entries(1 - leader);
+            }
+        }
+        world.cut.clear();
+        for _ in 0..5 * seed {
+            world.lose_entries(1 - leader);
+            world.run(1);
+        }
+        world.end(leader);
+        world.start(leader);
+        assert_eq!(world.serves_within(20_000), cluster, "what was agreed on is lost with seed {seed}");
+        world.all_vote_within(20_000);
         world.check_stores();
     }
 }
