@@ -71,8 +71,8 @@ impl Replica {
         Some(place)
     }
 
-    /// Sends what a peer lacks, unless it is busy with what it was sent. One that decides nothing gets only what is agreed
-    /// on: with an entry more than those that do decide it would refuse them its vote, which they may need.
+    /// Sends what a peer lacks, unless it is busy with what it was sent. One that decides nothing gets only what is
+    /// agreed on: with an entry more than those that do decide it would refuse them its vote, which they may need.
     fn send_more(&mut self, now: Time, seat: usize) {
         let (base, applied, commit) = (self.log.base().index, self.applied, self.commit);
         let deciders = self.deciders();

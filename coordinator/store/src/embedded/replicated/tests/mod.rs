@@ -17,6 +17,7 @@ use crate::embedded::hub::FIRST_LEASE;
 use crate::embedded::mvcc::{Limits, Mvcc};
 
 mod letters;
+mod of_two;
 
 const TICK: u64 = 50;
 
@@ -304,28 +305,6 @@ fn whichever_ends_the_other_two_continue_and_it_comes_back() {
 }
 
 #[test]
-fn of_two_one_may_begin_again() {
-    for seed in 0..300 {
-        let mut world = World::new(seed);
-        (0..2).for_each(|seat| world.start(seat));
-        let cluster = world.serves_within(5_000);
-        world.run(1_000);
-        let seat = seed as usize % 2;
-        world.end(seat);
-        world.run(3_000);
-        assert!(matches!(world.standing(1 - seat), Standing::Waits(_)), "one alone serves");
-        // Also where it is another one that comes.
-        world.start(if seed % 3 == 0 { 2 } else { seat });
-        world.run(100);
-        if seed % 3 == 0 {
-            world.start(seat);
-        }
-        assert_eq!(world.serves_within(8_000), cluster, "what was agreed on is lost");
-        world.check_stores();
-    }
-}
-
-#[test]
 fn one_that_is_gone_is_sent_no_state() {
     for seed in 0..10 {
         let mut world = World::new(seed);
@@ -346,65 +325,6 @@ fn two_wait_a_moment_for_the_third_before_they_begin() {
     world.run(2_500);
     assert!(world.agreed.is_empty(), "a third with a state may not have been heard yet");
     world.serves_within(2_000);
-}
-
-#[test]
-fn while_a_third_gets_its_vote_one_of_the_two_may_begin_again() {
-    for seed in 0..400 {
-        let mut world = World::new(seed);
-        (0..2).for_each(|seat| world.start(seat));
-        let cluster = world.serves_within(5_000);
-        world.run(1_000);
-        world.start(2);
-        let comes = |world: &World| {
-            let mut replicas = world.seats.iter().flatten().map(|process| &process.replica);
-            replicas.any(|replica| replica.log.voters().1.third_comes != 0)
-        };
-        while !comes(&world) {
-            world.run(1);
-        }
-        world.run(seed / 2 % 60);
-        let seat = seed as usize % 2;
-        world.end(seat);
-        world.start(seat);
-        assert_eq!(world.serves_within(8_000), cluster, "what was agreed on is lost with seed {seed}");
-        world.all_vote_within(8_000);
-        world.check_stores();
-    }
-}
-
-/// The leader gives up a third that is silent for a moment, and ends before the other of the two has heard of it.
-#[test]
-fn a_third_that_is_given_up_costs_nothing_where_the_leader_ends() {
-    for seed in 0..200 {
-        let mut world = World::new(seed);
-        (0..2).for_each(|seat| world.start(seat));
-        let cluster = world.serves_within(5_000);
-        world.run(1_000);
-        let leader = if world.standing(0) == Standing::Serves { 0 } else { 1 };
-        world.start(2);
-        while world.voters(leader).third_comes == 0 {
-            world.run(1);
-        }
-        world.cut.insert((2, leader));
-        let until = world.now + 1_500;
-        while world.voters(leader).third_comes != 0 {
-            world.run(1);
-            if world.now < until {
-                world.lose_entries(1 - leader);
-            }
-        }
-        world.cut.clear();
-        for _ in 0..5 * seed {
-            world.lose_entries(1 - leader);
-            world.run(1);
-        }
-        world.end(leader);
-        world.start(leader);
-        assert_eq!(world.serves_within(20_000), cluster, "what was agreed on is lost with seed {seed}");
-        world.all_vote_within(20_000);
-        world.check_stores();
-    }
 }
 
 #[test]
