@@ -112,12 +112,11 @@ fn replicated(mut endpoints: Vec<Endpoint>, conf: &Conf) -> Result<StoreChoice, 
         let cause = "it names several hosts, and each finds its own by its addresses";
         return Err(Refusal::new(cause, "leave --rdzv-conf is_host out"));
     }
-    let named = endpoints.len();
     endpoints.sort_by(|one, other| (&one.host, one.port).cmp(&(&other.host, other.port)));
-    endpoints.dedup();
-    if named != 3 || endpoints.len() != 3 {
-        let cause =
-            format!("it names {} hosts, and the store is served by one agent or held by three", endpoints.len());
+    let twice = endpoints.windows(2).find(|two| two[0] == two[1]).map(|two| two[0].to_string());
+    if endpoints.len() != 3 || twice.is_some() {
+        let named = twice.map_or(format!("{} hosts", endpoints.len()), |twice| format!("{twice} twice"));
+        let cause = format!("it names {named}, and the store is served by one agent or held by three");
         return Err(Refusal::new(cause, "name one or three, or use --rdzv-backend=etcd"));
     }
     Ok(StoreChoice::Replicated { endpoints })

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use elastic_rendezvous::End;
 use elastic_rendezvous::job::Keys;
+use elastic_store::StoreError;
+use tokio::time::Instant;
 
 use crate::cli::{Dialect, Options};
 use crate::output::logs::{Console, ConsoleStream};
@@ -16,6 +18,9 @@ use crate::workers::final_save;
 /// The longest time that an agent which serves the store waits for the other nodes to leave, if none of them may still
 /// save.
 const LEAVE_LAST: Duration = Duration::from_secs(10);
+
+/// The longest time that a store which three agents hold goes without an answer while another of them takes it over.
+const FAILS_OVER: Duration = Duration::from_secs(5);
 
 /// The longest time that the console may take for the last lines.
 pub(super) const FLUSH: Duration = Duration::from_secs(2);
@@ -64,17 +69,63 @@ pub(super) fn tell(report: &Report, form: ReportForm, console: &Console) {
 
 /// An agent that serves the store stays until the other nodes have read the result and left.
 pub(super) async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
-    let gone = async {
-        let Some(store) = backend.store() else { return };
-        while store.range(&keys.nodes()).await.is_ok_and(|(nodes, _)| !nodes.is_empty()) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        // The watches of the other nodes deliver the result before the nodes' keys go. Answers that are under way get a
-        // moment.
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    };
+    let Some(store) = backend.store() else { return };
+    let range = keys.nodes();
+    let are_there = async || store.range(&range).await.map(|(nodes, _)| !nodes.is_empty());
     let longest = if final_save::may_matter(end) { LEAVE_LAST + final_save::LIMIT } else { LEAVE_LAST };
-    if tokio::time::timeout(longest, gone).await.is_err() {
+    if tokio::time::timeout(longest, others_left(are_there)).await.is_err() {
         tracing::warn!("some nodes have not left; their store ends with this agent");
+    }
+}
+
+/// Waits until no other node is there any more. A store that several agents hold may not answer for a moment; where it
+/// does not for long, they have left.
+async fn others_left(are_there: impl AsyncFn() -> Result<bool, StoreError>) {
+    let mut answered = Instant::now();
+    loop {
+        match are_there().await {
+            Ok(true) => answered = Instant::now(),
+            Ok(false) => break,
+            Err(_) if answered.elapsed() < FAILS_OVER => {}
+            Err(_) => return,
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // The watches of the other nodes deliver the result before the nodes' keys go. Answers that are under way get a
+    // moment.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn no_leader() -> Result<bool, StoreError> {
+        Err(StoreError::Unavailable { endpoints: "a,b,c".into(), cause: "no leader".into() })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_fails_over_is_left_only_after_the_others() {
+        let begun = Instant::now();
+        others_left(async || match begun.elapsed().as_secs() {
+            0..4 => no_leader(),
+            4..8 => Ok(true),
+            _ => Ok(false),
+        })
+        .await;
+        assert!(begun.elapsed() >= Duration::from_secs(8), "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_the_others_took_with_them_is_not_waited_for() {
+        let (begun, asked) = (Instant::now(), Cell::new(0));
+        others_left(async || {
+            asked.set(asked.get() + 1);
+            if asked.get() < 10 { Ok(true) } else { no_leader() }
+        })
+        .await;
+        assert!(asked.get() > 10 && begun.elapsed() < FAILS_OVER * 2, "{:?}", begun.elapsed());
     }
 }

@@ -26,6 +26,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::contract::Subject;
+use crate::http;
 use crate::processes::Process;
 use crate::wait::{eventually, within};
 
@@ -449,9 +450,9 @@ impl EtcdCluster {
     pub async fn leader(&self) -> usize {
         eventually("the cluster has a leader", READY, async || {
             for (n, member) in self.members.iter().enumerate().filter(|(_, member)| member.process.is_some()) {
-                let Ok(mut client) = member.try_client(None).await else { continue };
-                let Ok(status) = client.status().await else { continue };
-                if status.leader() != 0 && status.header()?.member_id() == status.leader() {
+                // Where there are users, 3.5 tells no stranger its status.
+                let Ok(metrics) = http::get(&member.address(), "/metrics").await else { continue };
+                if String::from_utf8_lossy(&metrics).contains("\netcd_server_is_leader 1") {
                     return Some(n);
                 }
             }

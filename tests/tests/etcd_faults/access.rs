@@ -188,13 +188,19 @@ async fn tls_works_and_its_mismatches_are_told_apart() {
 #[tokio::test]
 async fn a_refusal_names_the_user_that_a_certificate_stands_for() {
     let certs = Arc::new(Certs::new());
-    let options = EtcdOptions { tls: Some(certs.clone()), client_certificates: true, ..Default::default() };
-    let server = EtcdServer::start(options).await;
-    server.client().await.user_add("client", "unused", None).await.unwrap();
-    server.enable_auth("root-secret", "secret").await;
-    let refused = store_as(&server, None).txn(Txn::of([Op::put("/elastic/a", "1")])).await.unwrap_err().to_string();
-    let who = format!("permission denied for user \"client\" (the CN of {})", certs.client.0.display());
-    assert!(refused.contains(&who), "{refused}");
+    for known in [true, false] {
+        let options = EtcdOptions { tls: Some(certs.clone()), client_certificates: true, ..Default::default() };
+        let server = EtcdServer::start(options).await;
+        if known {
+            server.client().await.user_add("client", "unused", None).await.unwrap();
+        }
+        server.enable_auth("root-secret", "secret").await;
+        let refused = store_as(&server, None).txn(Txn::of([Op::put("/elastic/a", "1")])).await.unwrap_err();
+        let who = format!("user \"client\" (the CN of {})", certs.client.0.display());
+        let says = |text: &str| refused.to_string().contains(text);
+        assert!(matches!(refused, StoreError::Denied { .. }) && says(&who), "{refused}");
+        assert!(!known || says("permission denied for user"), "{refused}");
+    }
 }
 
 #[tokio::test]

@@ -52,7 +52,7 @@ const MISTAKES: &[(&str, &str)] = &[
     ("--rdzv-backend=etcd-v2 --rdzv-endpoint=a:0 t", "a:0 has port 0; 2379 is etcd's port"),
     ("--rdzv-backend=zeus t", "--rdzv-backend=zeus: no such backend; one of a Python package cannot be"),
     ("--rdzv-backend=c10d --rdzv-endpoint=a,b t", "it names 2 hosts"),
-    ("--rdzv-backend=c10d --rdzv-endpoint=a,b,a --nnodes=3 t", "it names 2 hosts"),
+    ("--rdzv-backend=c10d --rdzv-endpoint=a,b,a --nnodes=3 t", "it names a:29400 twice"),
     ("--rdzv-backend=c10d --rdzv-endpoint=a,b,c --rdzv-conf is_host=1 --nnodes=3 t", "leave --rdzv-conf is_host out"),
     ("--rdzv-backend=c10d --rdzv-endpoint=https://a t", "does not speak https"),
     ("--rdzv-backend=c10d --rdzv-endpoint=a:0 --nnodes=2 t", "other nodes cannot know which port 0 becomes"),

@@ -108,7 +108,8 @@ pub(super) fn of_words(words: &str, at: &str) -> Option<Fault> {
     if stale.iter().any(|text| says(text)) {
         return Some(Fault::StaleToken(words.to_owned()));
     }
-    if says("authentication failed") || says("permission denied") {
+    // 3.5 says the last of a certificate whose CN is no user's.
+    if says("authentication failed") || says("permission denied") || says("user name not found") {
         return Some(Fault::Refused(StoreError::Denied { endpoints, cause: words.to_owned() }));
     }
     // Refused before anything was proposed to the cluster: by a member that is cut off from it, is still starting, or has
@@ -275,7 +276,9 @@ mod tests {
             StoreError::NoSpace { .. }
         ));
         assert!(matches!(of(Code::PermissionDenied, "etcdserver: permission denied"), StoreError::Denied { .. }));
-        assert!(matches!(of(Code::InvalidArgument, "etcdserver: user name is empty"), StoreError::Denied { .. }));
+        for message in ["etcdserver: user name is empty", "etcdserver: user name not found"] {
+            assert!(matches!(of(Code::InvalidArgument, message), StoreError::Denied { .. }), "{message}");
+        }
         assert!(matches!(of(Code::Unimplemented, "unknown service etcdserverpb.KV"), StoreError::NotV3 { .. }));
         assert!(matches!(
             of(Code::InvalidArgument, "etcdserver: duplicate key given in txn request"),

@@ -36,6 +36,10 @@ pub(super) async fn explain(uri: &str, failure: StoreError) -> StoreError {
         }
         _ => return failure,
     };
+    // In etcd's words only etcd answers.
+    if cause.starts_with("etcdserver: ") {
+        return failure;
+    }
     let Some((scheme, address)) = uri.split_once("://") else { return failure };
     let endpoints = uri.to_owned();
     if let Some(trouble) = trouble_in(&cause) {

@@ -293,12 +293,14 @@ impl Replication for Letters {
         let letter = request.into_inner();
         if !self.0.lock().replica.knows(&letter) {
             let own = self.0.endpoints.join(",");
-            return Err(Status::failed_precondition(format!("it was given other endpoints, which are {own}")));
+            let why = format!("it was given other endpoints, which are {own}: give all nodes the same --rdzv-endpoint");
+            return Err(Status::failed_precondition(why));
         }
         let seat = self.0.lock().replica.seat;
         if letter.to_seat as usize != seat {
             let own = &self.0.endpoints[seat];
-            return Err(Status::failed_precondition(format!("it is the agent of {own}: two endpoints lead to it")));
+            let why = format!("it is the agent of {own}, to which two endpoints lead: name three that differ");
+            return Err(Status::failed_precondition(why));
         }
         self.0.act(|replica, now| ((), replica.receive(now, letter)));
         Ok(Response::new(Delivered {}))

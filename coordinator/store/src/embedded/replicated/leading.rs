@@ -71,12 +71,14 @@ impl Replica {
         Some(place)
     }
 
-    /// Sends what a peer lacks, unless it is busy with what it was sent.
+    /// Sends what a peer lacks, unless it is busy with what it was sent. One that decides nothing gets only what is
+    /// agreed on: with an entry more than those that do decide it would refuse them its vote, which they may need.
     fn send_more(&mut self, now: Time, seat: usize) {
-        let (base, last, applied) = (self.log.base().index, self.log.last().index, self.applied);
-        let commit = self.commit;
+        let (base, applied, commit) = (self.log.base().index, self.applied, self.commit);
+        let deciders = self.deciders();
         let Role::Leader { peers, .. } = &mut self.role else { return };
         let Some(peer) = peers.get_mut(&seat) else { return };
+        let last = if deciders[seat] == peer.life { self.log.last().index } else { commit };
         let is_gone = now.since(peer.heard) >= ELECTION;
         if peer.busy.is_some_and(|until| now < until) || peer.next > last || (is_gone && peer.next <= base) {
             return;
@@ -91,7 +93,8 @@ impl Replica {
             Body::Snapshot(Snapshot { place: Some(place), voters, state: Vec::new() })
         } else {
             peer.busy = Some(now + AGAIN);
-            let entries = self.log.from(next);
+            let mut entries = self.log.from(next);
+            entries.truncate(usize::try_from(last + 1 - next).unwrap_or(usize::MAX));
             let commit = commit.min(prev.index + entries.len() as u64);
             Body::Append(Append { prev: Some(prev), entries, commit })
         };

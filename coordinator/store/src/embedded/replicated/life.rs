@@ -58,7 +58,7 @@ impl Replica {
             }
             _ => {
                 let for_long = now.since(self.led);
-                let has_no_use = !self.votes() || self.heard.iter().any(elsewhere);
+                let has_no_use = !self.decides(self.life) || self.heard.iter().any(elsewhere);
                 (self.commit == 0 && for_long > UNCONFIRMED) || (for_long > FORSAKEN && has_no_use)
             }
         };

@@ -56,9 +56,7 @@ impl State {
         };
         if status.code() == Code::FailedPrecondition {
             let refused = std::mem::replace(&mut self.refused, true);
-            let why =
-                || format!("keeps no store with this one: {}; give all nodes one --rdzv-endpoint", status.message());
-            return (!refused).then(why);
+            return (!refused).then(|| format!("keeps no store with this one: {}", status.message()));
         }
         let (since, said) = self.cut.get_or_insert((now, false));
         let is_long = now.duration_since(*since) >= CUT && !*said;

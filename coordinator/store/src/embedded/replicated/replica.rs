@@ -229,7 +229,7 @@ impl Replica {
         lives.iter().map(|&life| if life == 0 { *third_comes } else { life }).collect()
     }
 
-    fn decides(&self, life: u64) -> bool {
+    pub(super) fn decides(&self, life: u64) -> bool {
         self.deciders().contains(&life)
     }
 
@@ -403,6 +403,10 @@ impl Replica {
         let free =
             if pre { from.term > self.term } else { from.term == self.term && [0, from.life].contains(&self.voted) };
         let granted = knows_all && free && !self.is_led(now);
+        if granted {
+            // Who asks needs this one: it must not begin again meanwhile.
+            self.led = now;
+        }
         if granted && !pre {
             self.voted = from.life;
             self.put_off(now);

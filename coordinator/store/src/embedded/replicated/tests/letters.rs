@@ -2,7 +2,7 @@
 
 use elastic_proto::replication::entry::What;
 use elastic_proto::replication::letter::Body;
-use elastic_proto::replication::{Append, Entry, Hello, Letter, Place, Snapshot, Took, Voters};
+use elastic_proto::replication::{Append, Ask, Entry, Hello, Letter, Place, Snapshot, Took, Voters};
 use elastic_rendezvous::time::Time;
 
 use super::super::{Output, Replica};
@@ -58,6 +58,24 @@ fn letters_that_cannot_be_are_not_read() {
     }
     assert!(replica.ended.len() <= 1, "{:?}", replica.ended);
     replica.tick(Time::from_millis(20_000));
+}
+
+#[test]
+fn one_that_is_asked_for_its_vote_is_needed() {
+    let mut replica = Replica::new(&endpoints(), 1, 5, Time::ZERO);
+    let life = replica.life();
+    let Some(Output::Send(_, own)) = replica.tick(Time::from_millis(200)).into_iter().next() else { panic!("silent") };
+    let of = Letter { seat: 0, life: 9, to: life, cluster: 4, term: 2, to_seat: 1, ..own };
+    let place = |index| Some(Place { index, term: 2 });
+    let voters = Some(Voters { lives: vec![9, 8, 0], third_comes: 0 });
+    let state = Body::Snapshot(Snapshot { place: place(5), voters, state: Vec::new() });
+    replica.receive(Time::from_millis(300), Letter { body: Some(state), ..of.clone() });
+    let ask = Body::Ask(Ask { pre: true, last: place(6) });
+    replica.receive(Time::from_millis(9_000), Letter { term: 3, body: Some(ask), ..of });
+    replica.tick(Time::from_millis(12_000));
+    assert_eq!(replica.life(), life, "it begins again while another waits for its vote");
+    replica.tick(Time::from_millis(20_000));
+    assert_ne!(replica.life(), life);
 }
 
 #[test]
