@@ -195,7 +195,7 @@ async fn a_restart_and_a_cut_cost_a_watch_nothing() {
 #[tokio::test]
 async fn a_frozen_server_is_left_for_another_and_its_watches_with_it() {
     let cluster = EtcdCluster::start_with(EtcdOptions::with_v2()).await;
-    let leader = cluster.leader().await;
+    let leader = cluster.leader(None).await;
     let follower = (leader + 1) % 3;
     // Given a client of a follower first
     let addresses = (0..3).map(|n| cluster.members[(follower + n) % 3].address());
@@ -230,7 +230,7 @@ async fn a_frozen_server_is_left_for_another_and_its_watches_with_it() {
 #[tokio::test]
 async fn an_election_is_survived() {
     let mut cluster = EtcdCluster::start_with(EtcdOptions::with_v2()).await;
-    let leader = cluster.leader().await;
+    let leader = cluster.leader(None).await;
     let client = client(cluster.config());
     let first = done(&client, put("/w/a", "0", Only::Always)).await.modified;
     let watching = {

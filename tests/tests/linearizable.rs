@@ -108,7 +108,7 @@ async fn on_etcd(time: Duration) {
     while Instant::now() < until {
         match run.choices.random_range(0..4) {
             0 => {
-                let leader = cluster.leader().await;
+                let leader = cluster.leader(None).await;
                 cluster.members[leader].kill();
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 cluster.members[leader].restart().await;

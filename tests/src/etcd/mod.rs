@@ -26,7 +26,6 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::contract::Subject;
-use crate::http;
 use crate::processes::Process;
 use crate::wait::{eventually, within};
 
@@ -446,13 +445,13 @@ impl EtcdCluster {
         }
     }
 
-    /// The index of the member that leads.
-    pub async fn leader(&self) -> usize {
+    /// The index of the member that leads, as it tells this user: 3.5 tells a certificate of no user nothing.
+    pub async fn leader(&self, user: Option<(&str, &str)>) -> usize {
         eventually("the cluster has a leader", READY, async || {
             for (n, member) in self.members.iter().enumerate().filter(|(_, member)| member.process.is_some()) {
-                // Where there are users, 3.5 tells no stranger its status.
-                let Ok(metrics) = http::get(&member.address(), "/metrics").await else { continue };
-                if String::from_utf8_lossy(&metrics).contains("\netcd_server_is_leader 1") {
+                let Ok(mut client) = member.try_client(user).await else { continue };
+                let Ok(status) = client.status().await else { continue };
+                if status.leader() != 0 && status.header()?.member_id() == status.leader() {
                     return Some(n);
                 }
             }

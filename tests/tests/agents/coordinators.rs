@@ -186,7 +186,7 @@ async fn training_lives_through_the_deaths_of_replicas_and_of_etcds_leader() {
     // etcd's leader, and a worker while the others elect one.
     site.leading().await;
     let (round, step) = site.is_whole().await;
-    let member = site.cluster.leader().await;
+    let member = site.cluster.leader(Some(("root", "root's"))).await;
     site.cluster.members[member].kill();
     site.kill_worker("c");
     site.step("a round forms on two members", |line| number(line, "round") > round).await;

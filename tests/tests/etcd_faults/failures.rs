@@ -144,7 +144,7 @@ async fn a_cluster_continues_without_its_leader() {
     // When the members that we talk to and the one that leads are killed in turn, one at a time, under a steady writer
     let mut certain = Vec::new();
     for turn in 0..2 {
-        let leader = cluster.leader().await;
+        let leader = cluster.leader(None).await;
         cluster.members[leader].kill();
         // Then reads, writes and renewals come back by themselves
         for n in 0..10 {

@@ -118,11 +118,11 @@ async fn of_three_members_the_dead_and_the_frozen_are_named() {
     let told = Told::by(&["--etcd", &all]).await;
     assert_eq!(told.code, Some(0), "{:#?}", told.findings);
     told.says("members", "the cluster", "ok", "3 members, all named");
-    told.says("leader", "the cluster", "ok", &at[cluster.leader().await]);
+    told.says("leader", "the cluster", "ok", &at[cluster.leader(None).await]);
     Told::by(&["--etcd", &at[0]]).await.says("members", "the cluster", "warning", "only 1 of them named");
 
     cluster.members[1].kill();
-    cluster.leader().await;
+    cluster.leader(None).await;
     let told = Told::by(&["--etcd", &all]).await;
     told.says("port", &at[1], "failed", "refused");
     told.only_fails("port");
