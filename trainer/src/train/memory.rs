@@ -68,7 +68,7 @@ mod tests {
         // Two threads with 2 of the 8 samples of a shard, as GPT-2 has them.
         settings.micro_batch = 2.try_into().ok();
         settings.threads = 2.try_into().unwrap();
-        let line = Memory::of(&model(124_439_808, Some(675 << 20)), &settings, 100, true).line();
+        let line = Memory::of(&model(124_439_808, Some(675_000_000)), &settings, 100, true).line();
         let wanted = "memory of a rank: parameters 497.8 MB, gradients up to 4.5 GB, optimizer 995.5 MB, activations about 2.7 GB, \
             snapshots 3.0 GB";
         assert_eq!(line, wanted);

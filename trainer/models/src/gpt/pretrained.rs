@@ -20,9 +20,9 @@ use super::{Decoder, Gpt, Size};
 use crate::data::token_file::sampled;
 
 /// The files in such a folder.
-pub const WEIGHTS: &str = "model.safetensors";
+pub(crate) const WEIGHTS: &str = "model.safetensors";
 /// As above.
-pub const CONFIG: &str = "config.json";
+pub(crate) const CONFIG: &str = "config.json";
 
 /// What names begin with in files of the whole model, and do not in files of its body.
 const PREFIX: &str = "transformer.";
@@ -332,7 +332,7 @@ fn check(gpt: &Gpt, parameters: &[f32], note: &str) -> Result<(), String> {
 }
 
 /// The contents of `config.json` and `model.safetensors`.
-pub fn contents(gpt: &Gpt, parameters: &[f32], is_of_bytes: bool, step: u64) -> (Vec<u8>, Vec<u8>) {
+pub(crate) fn contents(gpt: &Gpt, parameters: &[f32], is_of_bytes: bool, step: u64) -> (Vec<u8>, Vec<u8>) {
     let note = serde_json::to_string(&Note::of(gpt, parameters)).unwrap_or_default();
     let about = json!({"format": "pt", "step": step.to_string(), NOTE: note});
     let (mut header, mut data) = (Map::from_iter([("__metadata__".to_owned(), about)]), Vec::new());
