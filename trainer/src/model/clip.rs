@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use pulp::Arch;
-
+use super::pointwise::on_vectors;
 use super::{Rule, Tensor};
 
 /// Numbers that are added side by side: a fixed order, so that equal gradients have equal norms on every rank.
@@ -38,7 +37,7 @@ fn stretches(tensors: &[Tensor]) -> Vec<Range<usize>> {
 fn squares(gradient: &[f32]) -> f64 {
     let (whole, rest) = gradient.as_chunks::<LANES>();
     let mut sums = [0.0f64; LANES];
-    Arch::new().dispatch(|| {
+    on_vectors!({
         for chunk in whole {
             sums.iter_mut().zip(chunk).for_each(|(sum, &value)| *sum += f64::from(value) * f64::from(value));
         }
