@@ -46,6 +46,8 @@ pub mod random;
 pub mod settings;
 mod step;
 mod train;
+#[doc(hidden)]
+pub mod vectors;
 
 pub use checkpoint::Loaded;
 pub use data::{Data, SampleError, Unit};

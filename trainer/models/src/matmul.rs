@@ -1,7 +1,19 @@
 //! Matrix products on one thread. What does not fit in length or shape is a panic.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
+
 use gemm::Parallelism;
+
+use elastic_trainer::on_vectors;
+
+/// Side of the tiles in which a matrix is transposed.
+const SIDE: usize = 16;
+
+thread_local! {
+    /// Room for that copy.
+    static COPY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
 
 /// A matrix in a slice, read as stored or transposed.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +42,34 @@ impl<'a> Matrix<'a> {
     pub(crate) fn transposed(self) -> Matrix<'a> {
         let (row, column) = self.strides;
         Matrix { rows: self.columns, columns: self.rows, strides: (column, row), ..self }
+    }
+
+    /// Whether a right factor of a product with so many rows is better [copied](Self::in_rows) first. `gemm` copies a
+    /// transposed one number by number, each from another row. Rows that begin a multiple of 1 KB apart share few places
+    /// of the cache, so that it reads each line again and again.
+    fn is_copied_first(self, rows: usize) -> bool {
+        let whole_tiles = self.rows.is_multiple_of(SIDE) && self.columns.is_multiple_of(SIDE);
+        self.strides.1.is_multiple_of(256) && whole_tiles && rows >= 32
+    }
+
+    /// Copies a transposed matrix into `room`, row by row.
+    fn in_rows(self, room: &mut Vec<f32>) -> Matrix<'_> {
+        let (rows, columns, stride) = (self.rows, self.columns, self.strides.1);
+        room.resize((rows * columns).max(room.len()), 0.0);
+        let room = &mut room[..rows * columns];
+        on_vectors!({
+            for (column, row) in (0..columns).step_by(SIDE).flat_map(|c| (0..rows).step_by(SIDE).map(move |r| (c, r))) {
+                let mut tile = [[0.0; SIDE]; SIDE];
+                for (number, line) in tile.iter_mut().enumerate() {
+                    line.copy_from_slice(&self.data[(column + number) * stride + row..][..SIDE]);
+                }
+                for number in 0..SIDE {
+                    let line: [f32; SIDE] = std::array::from_fn(|place| tile[place][number]);
+                    room[(row + number) * columns + column..][..SIDE].copy_from_slice(&line);
+                }
+            }
+        });
+        Matrix::new(room, rows, columns)
     }
 }
 
@@ -60,6 +100,14 @@ impl<'a> Target<'a> {
     }
 
     fn product(self, left: Matrix<'_>, right: Matrix<'_>, add: bool) {
+        if right.is_copied_first(left.rows) {
+            COPY.with_borrow_mut(|room| self.product_in_place(left, right.in_rows(room), add));
+        } else {
+            self.product_in_place(left, right, add);
+        }
+    }
+
+    fn product_in_place(self, left: Matrix<'_>, right: Matrix<'_>, add: bool) {
         assert_eq!(left.columns, right.rows, "inner dimensions");
         assert_eq!((self.rows, self.columns), (left.rows, right.columns), "size of the product");
         let (left_row, left_column) = left.strides;
@@ -142,6 +190,26 @@ mod tests {
                     let expected = if add || column >= m { was + sum } else { sum };
                     prop_assert!((f64::from(product[place]) - expected).abs() < 1e-5);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_transposed_factor_with_rows_far_apart_is_copied_whole() {
+        for (rows, inner, columns) in [(32, 16, 16), (40, 48, 32), (33, 256, 16), (40, 37, 45)] {
+            let numbers = |count: usize, salt: u64| -> Vec<f32> {
+                (0..count as u64).map(|place| crate::random::unit(salt << 32 | place) - 0.5).collect()
+            };
+            let (left, right) = (numbers(rows * inner, 1), numbers(columns * 256, 2));
+            let left = Matrix::new(&left, rows, inner);
+            let right = Matrix::spaced(&right, columns, inner, 256).transposed();
+            assert_eq!(right.is_copied_first(rows), inner != 37);
+            let mut product = vec![f32::NAN; rows * columns];
+            multiply(&mut product, left, right);
+            for (place, found) in product.into_iter().enumerate() {
+                let (row, column) = (place / columns, place % columns);
+                let expected: f64 = (0..inner).map(|i| at(&left, row, i) * at(&right, i, column)).sum();
+                assert!((f64::from(found) - expected).abs() < 1e-5, "{rows}×{inner}×{columns} at {row}, {column}");
             }
         }
     }

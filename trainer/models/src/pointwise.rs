@@ -1,9 +1,6 @@
 //! Functions of single numbers and of rows, on the widest vectors that the processor has.
-//!
-//! The loops are written so that the compiler turns them into vector code; `pulp` picks the processor's widest at run
-//! time. So results are equal, bit for bit, between processors of one kind only, as with the products.
 
-use pulp::Arch;
+use elastic_trainer::on_vectors;
 
 /// Number of partial sums that a row's sum is split into. It fills a vector register, and fixes the order of additions.
 const LANES: usize = 16;
@@ -16,18 +13,29 @@ pub(super) fn exp(x: f32) -> f32 {
     let x = x.clamp(-87.0, 88.0);
     // Adding and subtracting 1.5 · 2^23 rounds to a whole number, in any vector instruction set.
     const ROUND: f32 = 12_582_912.0;
-    let rounded = x * std::f32::consts::LOG2_E + ROUND;
+    let rounded = x.mul_add(std::f32::consts::LOG2_E, ROUND);
     let whole = rounded - ROUND;
-    let rest = (x - whole * 0.693_359_375) - whole * -2.121_944_4e-4;
+    let rest = whole.mul_add(2.121_944_4e-4, whole.mul_add(-0.693_359_375, x));
     let mut sum = 1.987_569_1e-4;
-    sum = sum * rest + 1.398_199_9e-3;
-    sum = sum * rest + 8.333_452e-3;
-    sum = sum * rest + 4.166_579_6e-2;
-    sum = sum * rest + 1.666_666_5e-1;
-    sum = sum * rest + 5.000_000_1e-1;
+    for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+        sum = rest.mul_add(sum, coefficient);
+    }
     // The last bits of `rounded` are that whole number. They become the exponent.
     let power = f32::from_bits(rounded.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23);
-    (sum * rest * rest + rest + 1.0) * power
+    (rest * rest).mul_add(sum, rest + 1.0) * power
+}
+
+/// Combines the lanes in pairs, a half with the other, until one is left.
+#[inline(always)]
+fn folded(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = combine(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
 
 #[inline(always)]
@@ -38,7 +46,7 @@ fn sum_of(row: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     for chunk in chunks {
         lanes.iter_mut().zip(chunk).for_each(|(lane, &value)| *lane += of(value));
     }
-    lanes.iter().sum::<f32>() + rest
+    folded(lanes, |a, b| a + b) + rest
 }
 
 #[inline(always)]
@@ -47,25 +55,26 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
     let (left, right) = (left.chunks_exact(LANES), right.chunks_exact(LANES));
     let rest: f32 = left.remainder().iter().zip(right.remainder()).map(|(a, b)| a * b).sum();
     for (left, right) in left.zip(right) {
-        lanes.iter_mut().zip(left.iter().zip(right)).for_each(|(lane, (a, b))| *lane += a * b);
+        lanes.iter_mut().zip(left.iter().zip(right)).for_each(|(lane, (a, b))| *lane = a.mul_add(*b, *lane));
     }
-    lanes.iter().sum::<f32>() + rest
+    folded(lanes, |a, b| a + b) + rest
 }
 
 #[inline(always)]
 fn largest(row: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = row.chunks_exact(LANES);
-    let rest = chunks.remainder().iter().fold(f32::NEG_INFINITY, |top, &value| if value > top { value } else { top });
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, larger);
     for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, &value)| *lane = if value > *lane { value } else { *lane });
+        lanes.iter_mut().zip(chunk).for_each(|(lane, &value)| *lane = larger(*lane, value));
     }
-    lanes.iter().fold(rest, |top, &value| if value > top { value } else { top })
+    larger(folded(lanes, larger), rest)
 }
 
 /// Adds `bias` to each row.
 pub(super) fn add_bias(rows: &mut [f32], bias: &[f32]) {
-    Arch::new().dispatch(|| {
+    on_vectors!({
         for row in rows.chunks_exact_mut(bias.len()) {
             row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
         }
@@ -76,16 +85,23 @@ pub(super) fn add_bias(rows: &mut [f32], bias: &[f32]) {
 pub(super) fn sum_rows(rows: &[f32], sum: &mut [f32]) {
     sum.fill(0.0);
     let width = sum.len();
-    Arch::new().dispatch(|| {
+    on_vectors!({
         for row in rows.chunks_exact(width) {
             sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
         }
     });
 }
 
-/// Adds `more` to `sum`, place by place.
-pub(super) fn add(sum: &mut [f32], more: &[f32]) {
-    Arch::new().dispatch(|| sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more));
+/// Replaces negative numbers by zero.
+pub(super) fn relu(values: &mut [f32]) {
+    on_vectors!(values.iter_mut().for_each(|value| *value = value.max(0.0)));
+}
+
+/// Turns `slope`, the derivative by [`relu`]'s `outputs`, into the derivative by its inputs.
+pub(super) fn relu_slope(outputs: &[f32], slope: &mut [f32]) {
+    on_vectors!({
+        slope.iter_mut().zip(outputs).for_each(|(slope, &output)| *slope = if output <= 0.0 { 0.0 } else { *slope });
+    });
 }
 
 /// `sqrt(2 / π)` and the cube's weight, of GELU's approximation by the hyperbolic tangent, which GPT-2 uses (Hendrycks
@@ -95,20 +111,21 @@ const CUBE: f32 = 0.044_715;
 
 #[inline(always)]
 fn gate(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-2.0 * GELU * (x + CUBE * x * x * x)))
+    1.0 / (1.0 + exp(-2.0 * GELU * x * CUBE.mul_add(x * x, 1.0)))
 }
 
 /// Writes GELU of each of `inputs` into `outputs`.
 pub(super) fn gelu(inputs: &[f32], outputs: &mut [f32]) {
-    Arch::new().dispatch(|| outputs.iter_mut().zip(inputs).for_each(|(output, &x)| *output = x * gate(x)));
+    on_vectors!(outputs.iter_mut().zip(inputs).for_each(|(output, &x)| *output = x * gate(x)));
 }
 
 /// Turns `slope`, the derivative by GELU's outputs, into the derivative by its `inputs`.
 pub(super) fn gelu_slope(inputs: &[f32], slope: &mut [f32]) {
-    Arch::new().dispatch(|| {
+    on_vectors!({
         for (slope, &x) in slope.iter_mut().zip(inputs) {
             let gate = gate(x);
-            *slope *= gate + x * gate * (1.0 - gate) * 2.0 * GELU * (1.0 + 3.0 * CUBE * x * x);
+            let inner = 2.0 * GELU * x * (3.0 * CUBE).mul_add(x * x, 1.0);
+            *slope *= gate * (1.0 - gate).mul_add(inner, 1.0);
         }
     });
 }
@@ -120,15 +137,15 @@ const EPSILON: f32 = 1e-5;
 /// Hinton, "Layer normalization", 2016). `stats` keeps mean and 1 / deviation of each row.
 pub(super) fn layer_norm(inputs: &[f32], weight: &[f32], bias: &[f32], outputs: &mut [f32], stats: &mut [[f32; 2]]) {
     let width = weight.len();
-    Arch::new().dispatch(|| {
+    on_vectors!({
         let rows = inputs.chunks_exact(width).zip(outputs.chunks_exact_mut(width));
-        for ((input, output), stats) in rows.zip(stats) {
+        for ((input, output), stats) in rows.zip(stats.iter_mut()) {
             let mean = sum_of(input, |value| value) / width as f32;
             let variance = sum_of(input, |value| (value - mean) * (value - mean)) / width as f32;
             let scale = 1.0 / (variance + EPSILON).sqrt();
             *stats = [mean, scale];
             for (((output, &value), weight), bias) in output.iter_mut().zip(input).zip(weight).zip(bias) {
-                *output = (value - mean) * scale * weight + bias;
+                *output = ((value - mean) * scale).mul_add(*weight, *bias);
             }
         }
     });
@@ -144,42 +161,45 @@ pub(super) fn layer_norm_slope(
     (weight_slope, bias_slope): (&mut [f32], &mut [f32]),
 ) {
     let width = weight.len();
+    // Slices of one length need no check for each number.
+    let (weight_slope, bias_slope) = (&mut weight_slope[..width], &mut bias_slope[..width]);
     weight_slope.fill(0.0);
     bias_slope.fill(0.0);
-    let mut scaled = vec![0.0; width];
-    let mut normal = vec![0.0; width];
-    Arch::new().dispatch(|| {
+    let (mut scaled, mut normal) = (vec![0.0; width], vec![0.0; width]);
+    let (scaled, normal) = (&mut scaled[..width], &mut normal[..width]);
+    on_vectors!({
         let rows = inputs.chunks_exact(width).zip(slope_out.chunks_exact(width));
         for ((input, out), (into, &[mean, scale])) in rows.zip(slope_in.chunks_exact_mut(width).zip(stats)) {
             for i in 0..width {
                 normal[i] = (input[i] - mean) * scale;
                 scaled[i] = out[i] * weight[i];
-                weight_slope[i] += out[i] * normal[i];
+                weight_slope[i] = out[i].mul_add(normal[i], weight_slope[i]);
                 bias_slope[i] += out[i];
             }
-            let level = sum_of(&scaled, |value| value) / width as f32;
-            let along = dot(&scaled, &normal) / width as f32;
+            let level = sum_of(scaled, |value| value) / width as f32;
+            let along = dot(scaled, normal) / width as f32;
             for i in 0..width {
-                into[i] += (scaled[i] - level - normal[i] * along) * scale;
+                into[i] = normal[i].mul_add(-along, scaled[i] - level).mul_add(scale, into[i]);
             }
         }
     });
 }
 
 /// Turns each row of scores into the derivative of its cross-entropy loss, and returns the summed loss.
-pub(super) fn cross_entropy_slope(scores: &mut [f32], classes: &[u32]) -> f32 {
+pub(super) fn cross_entropy_slope<C: Copy + Into<u32>>(scores: &mut [f32], classes: &[C]) -> f32 {
     let width = scores.len() / classes.len().max(1);
     let mut loss = 0.0;
-    Arch::new().dispatch(|| {
+    on_vectors!({
         for (row, &class) in scores.chunks_exact_mut(width).zip(classes) {
+            let class = class.into() as usize;
             let top = largest(row);
-            let right = row[class as usize] - top;
+            let right = row[class] - top;
             row.iter_mut().for_each(|value| *value = exp(*value - top));
             let sum = sum_of(row, |value| value);
             loss += sum.ln() - right;
             let scale = 1.0 / sum;
             row.iter_mut().for_each(|value| *value *= scale);
-            row[class as usize] -= 1.0;
+            row[class] -= 1.0;
         }
     });
     loss
@@ -202,8 +222,8 @@ fn softmax(row: &mut [f32], open: usize, scale: f32) -> f32 {
 /// [`softmax`] of each row. The first row sees `open` places, and each later row sees one more than the row before it.
 /// `logs` keeps the logarithms.
 pub(super) fn causal_softmax(rows: &mut [f32], width: usize, open: usize, scale: f32, logs: &mut [f32]) {
-    Arch::new().dispatch(|| {
-        for (number, (row, log)) in rows.chunks_exact_mut(width).zip(logs).enumerate() {
+    on_vectors!({
+        for (number, (row, log)) in rows.chunks_exact_mut(width).zip(logs.iter_mut()).enumerate() {
             *log = softmax(row, open + number, scale);
         }
     });
@@ -211,7 +231,7 @@ pub(super) fn causal_softmax(rows: &mut [f32], width: usize, open: usize, scale:
 
 /// Computes the same weights again, from the scores and the kept logarithms.
 pub(super) fn causal_softmax_again(rows: &mut [f32], width: usize, open: usize, scale: f32, logs: &[f32]) {
-    Arch::new().dispatch(|| {
+    on_vectors!({
         for (number, (row, &log)) in rows.chunks_exact_mut(width).zip(logs).enumerate() {
             let (seen, hidden) = row.split_at_mut(open + number);
             hidden.fill(0.0);
@@ -231,7 +251,7 @@ pub(super) fn softmax_slope(
     (output, output_slope): (&[f32], &[f32]),
     (columns, stride): (usize, usize),
 ) {
-    Arch::new().dispatch(|| {
+    on_vectors!({
         let rows = weights.chunks_exact(width).zip(slope.chunks_exact_mut(width));
         for (number, (weights, slope)) in rows.enumerate() {
             let here = number * stride..number * stride + columns;

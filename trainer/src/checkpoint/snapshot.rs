@@ -17,7 +17,7 @@ use std::thread;
 use super::manifest::{Entry, Extent, FORMAT, Manifest, Position, hex, name_at};
 use super::pages::{Mapping, Pages};
 use super::{CHUNK, DATA, disk::ALIGNMENT, tensors};
-use crate::model::first_not_finite;
+use crate::vectors::first_not_finite;
 
 /// What a snapshot says of its state. What all snapshots of a run share is in its [`Layout`].
 #[derive(Debug, Clone, Copy)]

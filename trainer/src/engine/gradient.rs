@@ -13,7 +13,8 @@ use super::feed::{Feed, Piece};
 use super::interruption::Interruption;
 use super::thread_pool::ThreadPool;
 use crate::data::{Order, StepSamples};
-use crate::model::{Gradient, Model, Sums, add};
+use crate::model::{Gradient, Model, Sums};
+use crate::vectors::add;
 
 /// What the gradient of a step depends on.
 pub struct GradientTask<'a, M: Model> {

@@ -2,9 +2,9 @@
 
 #[cfg(feature = "cuda")]
 use elastic_cuda::{AdamwStep, CudaError, CudaSlice, Decays, Gpu};
-use pulp::Arch;
 
 use super::{ParameterGroup, Stride};
+use crate::on_vectors;
 
 /// How parameters move along the gradient. It keeps two numbers for each: the mean of its gradients, and the mean of
 /// their squares.
@@ -36,8 +36,8 @@ impl AdamW {
     ) {
         let rate = stride.rate * group.rate;
         let ((rate, root), keep) = (self.corrected(stride.step, rate), self.kept(rate, group.decay));
-        let moved = parameters.iter_mut().zip(gradient).zip(mean.iter_mut().zip(square));
-        Arch::new().dispatch(|| {
+        on_vectors!({
+            let moved = parameters.iter_mut().zip(gradient).zip(mean.iter_mut().zip(square.iter_mut()));
             for ((parameter, gradient), (mean, square)) in moved {
                 let gradient = gradient * stride.scale;
                 *mean = self.beta1 * *mean + (1.0 - self.beta1) * gradient;

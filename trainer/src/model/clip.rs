@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use pulp::Arch;
-
 use super::{Rule, Tensor};
+use crate::on_vectors;
 
 /// Numbers that are added side by side: a fixed order, so that equal gradients have equal norms on every rank.
 const LANES: usize = 8;
@@ -38,7 +37,7 @@ fn stretches(tensors: &[Tensor]) -> Vec<Range<usize>> {
 fn squares(gradient: &[f32]) -> f64 {
     let (whole, rest) = gradient.as_chunks::<LANES>();
     let mut sums = [0.0f64; LANES];
-    Arch::new().dispatch(|| {
+    on_vectors!({
         for chunk in whole {
             sums.iter_mut().zip(chunk).for_each(|(sum, &value)| *sum += f64::from(value) * f64::from(value));
         }

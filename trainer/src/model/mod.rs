@@ -7,7 +7,6 @@
 
 mod adamw;
 pub(crate) mod clip;
-mod numbers;
 pub(crate) mod optimizer;
 mod rate;
 mod sgd;
@@ -18,8 +17,6 @@ pub use rate::{Course, Rate};
 pub use sgd::Sgd;
 
 use std::ops::{Deref, DerefMut, Range};
-
-pub(crate) use numbers::{add, first_not_finite};
 
 use crate::{Result, Step};
 

@@ -1,9 +1,8 @@
 //! Stochastic gradient descent with momentum (Sutskever et al., "On the importance of initialization and momentum in
 //! deep learning", 2013), as `torch.optim.SGD` has it without dampening.
 
-use pulp::Arch;
-
 use super::{ParameterGroup, Stride};
+use crate::on_vectors;
 
 /// How parameters move along the gradient, or along a running sum of gradients: one number for each parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,7 +23,7 @@ impl Sgd {
 
     pub(super) fn step(&self, stride: &Stride, group: ParameterGroup, parameters: &mut [f32], gradient: &[f32]) {
         let (rate, decay) = (stride.rate * group.rate, self.decay * group.decay);
-        Arch::new().dispatch(|| {
+        on_vectors!({
             for (parameter, gradient) in parameters.iter_mut().zip(gradient) {
                 *parameter -= rate * (gradient * stride.scale + decay * *parameter);
             }
@@ -40,9 +39,8 @@ impl Sgd {
         gradient: &[f32],
     ) {
         let (rate, decay, momentum) = (stride.rate * group.rate, self.decay * group.decay, self.momentum);
-        let moved = parameters.iter_mut().zip(gradient).zip(velocity);
-        Arch::new().dispatch(|| {
-            for ((parameter, gradient), velocity) in moved {
+        on_vectors!({
+            for ((parameter, gradient), velocity) in parameters.iter_mut().zip(gradient).zip(velocity.iter_mut()) {
                 let gradient = gradient * stride.scale + decay * *parameter;
                 *velocity = momentum * *velocity + gradient;
                 *parameter -= rate * if self.nesterov { gradient + momentum * *velocity } else { *velocity };

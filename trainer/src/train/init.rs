@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::TrainError;
+use crate::model::Tensor;
 use crate::model::optimizer::PREFIXES;
-use crate::model::{Tensor, first_not_finite};
+use crate::vectors::first_not_finite;
 
 /// A file that was read, and fits the model.
 pub(crate) struct InitFile {

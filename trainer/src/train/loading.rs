@@ -29,7 +29,8 @@ use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{CheckpointError, Checkpoints};
 use crate::engine::TaskError;
 use crate::engine::state::State;
-use crate::model::{Model, first_not_finite};
+use crate::model::Model;
+use crate::vectors::first_not_finite;
 
 /// How often ranks tell each other that they still read: fractions of the time that peers are waited for.
 const TELLS: u32 = 8;

@@ -6,7 +6,8 @@ use elastic_trainer::Model;
 
 use super::{Gpt, Size};
 use crate::matmul::{Matrix, multiply};
-use crate::pointwise::{add, gelu, layer_norm};
+use crate::pointwise::{gelu, layer_norm};
+use elastic_trainer::vectors::add;
 
 /// A network, and a sequence that it has read.
 #[derive(Debug)]

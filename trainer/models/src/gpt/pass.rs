@@ -7,7 +7,8 @@ use elastic_trainer::Model;
 use super::{Block, Gpt, Size};
 use crate::attention::{Attention, Scratch};
 use crate::matmul::{Matrix, Target, multiply};
-use crate::pointwise::{add, cross_entropy_slope, gelu, gelu_slope, layer_norm, layer_norm_slope};
+use crate::pointwise::{cross_entropy_slope, gelu, gelu_slope, layer_norm, layer_norm_slope};
+use elastic_trainer::vectors::add;
 
 /// Rows whose scores of the whole vocabulary are in memory at once.
 const SCORED_ROWS: usize = 256;

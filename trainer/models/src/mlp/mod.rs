@@ -7,6 +7,7 @@ mod gpu;
 use elastic_trainer::{Gradient, Model, Result, Step, Sums, Tensor, random};
 
 use super::affine::{Affine, TensorLayout};
+use super::pointwise::{cross_entropy_slope, relu, relu_slope};
 
 /// A network's shape. Its parameters live in a flat slice that the caller keeps.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,7 +72,7 @@ impl Mlp {
             output.resize(rows * self.sizes[number + 1], 0.0);
             layer.forward(parameters, inputs, output, rows);
             if number + 1 < self.layers.len() {
-                output.iter_mut().for_each(|value| *value = value.max(0.0));
+                relu(output);
             }
         }
     }
@@ -97,7 +98,7 @@ impl Mlp {
         let Workspace { outputs, slope, slope_before } = workspace;
         self.forward(parameters, batch, outputs);
         slope.clone_from(&outputs[self.layers.len() - 1]);
-        let loss = softmax_slope(slope, &batch.labels);
+        let loss = cross_entropy_slope(slope, &batch.labels);
         for (number, layer) in self.layers.iter().enumerate().rev() {
             let before = if number == 0 { &batch.inputs } else { &outputs[number - 1] };
             layer.gradient(before, slope, gradient, rows);
@@ -105,11 +106,7 @@ impl Mlp {
             if number > 0 {
                 slope_before.resize(rows * self.sizes[number], 0.0);
                 layer.back(parameters, slope, slope_before, rows);
-                for (slope, &output) in slope_before.iter_mut().zip(before) {
-                    if output <= 0.0 {
-                        *slope = 0.0;
-                    }
-                }
+                relu_slope(before, slope_before);
                 std::mem::swap(slope, slope_before);
             }
         }
@@ -165,7 +162,7 @@ impl Model for Mlp {
         let right = predicted.iter().zip(&batch.labels).filter(|(predicted, label)| predicted == label).count();
         let Workspace { outputs, slope, .. } = workspace;
         slope.clone_from(&outputs[self.layers.len() - 1]);
-        Ok(Sums { loss: softmax_slope(slope, &batch.labels), metrics: vec![right as f32] })
+        Ok(Sums { loss: cross_entropy_slope(slope, &batch.labels), metrics: vec![right as f32] })
     }
 
     #[cfg(feature = "cuda")]
@@ -177,24 +174,6 @@ impl Model for Mlp {
         let hidden: Vec<String> = self.sizes[1..self.sizes.len() - 1].iter().map(ToString::to_string).collect();
         format!("--hidden {}", hidden.join(","))
     }
-}
-
-/// Turns each row of scores into the derivative of its cross-entropy loss, and returns the summed loss.
-fn softmax_slope(scores: &mut [f32], labels: &[u8]) -> f32 {
-    let mut loss = 0.0;
-    for (row, &label) in scores.chunks_exact_mut(scores.len() / labels.len()).zip(labels) {
-        let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let right = row[usize::from(label)] - top;
-        let mut sum = 0.0;
-        for value in row.iter_mut() {
-            *value = (*value - top).exp();
-            sum += *value;
-        }
-        loss += sum.ln() - right;
-        row.iter_mut().for_each(|value| *value /= sum);
-        row[usize::from(label)] -= 1.0;
-    }
-    loss
 }
 
 #[cfg(test)]

@@ -17,9 +17,10 @@ use super::nccl::Nccl;
 use super::state::State;
 use super::{Advance, DeviceError, Engine, EngineError, Evaluated, Ranks, Reduced, Transport};
 use crate::model::clip::bounded;
-use crate::model::{AdamW, Model, Optimizer, ParameterGroup, Rule, Tensor, first_not_finite};
+use crate::model::{AdamW, Model, Optimizer, ParameterGroup, Rule, Tensor};
 use crate::settings::device::Precision;
 use crate::settings::{Environment, Settings};
+use crate::vectors::first_not_finite;
 use overlap::Bucket;
 
 /// A GPU hangs where it is at one piece of work for as many times as long as peers are waited for.

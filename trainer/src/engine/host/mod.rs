@@ -6,8 +6,9 @@ use super::gradient::{GradientTask, GradientThreads};
 use super::state::State;
 use super::{Advance, Engine, EngineError, Evaluated, Ranks, Reduced, TaskError};
 use crate::model::clip::clipped;
-use crate::model::{Model, Tensor, first_not_finite};
+use crate::model::{Model, Tensor};
 use crate::settings::Settings;
+use crate::vectors::first_not_finite;
 
 /// It works on the loop's state.
 pub(super) struct OnHost<M: Model> {
