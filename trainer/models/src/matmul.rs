@@ -198,7 +198,7 @@ mod tests {
     fn a_transposed_factor_with_rows_far_apart_is_copied_whole() {
         for (rows, inner, columns) in [(32, 16, 16), (40, 48, 32), (33, 256, 16), (40, 37, 45)] {
             let numbers = |count: usize, salt: u64| -> Vec<f32> {
-                (0..count as u64).map(|place| crate::random::unit(salt << 32 | place) - 0.5).collect()
+                (0..count as u64).map(|place| elastic_trainer::random::unit(salt << 32 | place) - 0.5).collect()
             };
             let (left, right) = (numbers(rows * inner, 1), numbers(columns * 256, 2));
             let left = Matrix::new(&left, rows, inner);
