@@ -226,7 +226,10 @@ impl<'a, B: Default + Send> Feed<'a, B> {
                     queue.ready -= 1;
                     break Some(left);
                 }
-                _ => break None,
+                _ => {
+                    debug!("a batch of {} samples was not read before it was needed", piece.samples.len());
+                    break None;
+                }
             }
         };
         let runs = queue.runs;

@@ -150,9 +150,8 @@ impl<M: Model> GradientTask<'_, M> {
         };
         let parts = parts_of(node, threads);
         let mut parts: Vec<_> = parts.iter().map(|part| (part.first..part.end).flat_map(pieces_of)).collect();
-        let mut turn =
-            || Some(parts.iter_mut().filter_map(Iterator::next).collect()).filter(|t: &Vec<_>| !t.is_empty());
-        iter::from_fn(&mut turn).flatten().collect()
+        let turn = || Some(parts.iter_mut().filter_map(Iterator::next).collect()).filter(|t: &Vec<_>| !t.is_empty());
+        iter::from_fn(turn).flatten().collect()
     }
 
     /// Samples that are computed at once, at most.

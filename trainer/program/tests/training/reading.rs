@@ -117,7 +117,7 @@ impl Data for Numbers<'_> {
             match flaw {
                 Flaw::Damage => return Err(SampleError::damaged(*sample, "its checksum differs")),
                 Flaw::Absence => return Err(SampleError::unavailable(*sample, "the server is away")),
-                Flaw::Panic => panic!("index {sample} is out of bounds"),
+                Flaw::Panic => std::panic::panic_any(format!("index {sample} is out of bounds")),
             }
         }
         batch.clear();
