@@ -69,7 +69,7 @@ class Steps(unittest.TestCase):
         self.assertEqual((found["hangs"]["outcome"], found["next"]["outcome"]), ("ended at its limit of 1 s", "ok"))
         self.assertFalse(run._has(int(found["hangs"]["last"][0]), b""))
 
-    def test_what_a_step_leaves_behind_is_ended_and_told(self):
+    def test_what_a_step_leaves_behind_is_ended_and_named(self):
         code = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
         _, found, _ = self.run_all(script(code))
         self.assertEqual(found["one"]["outcome"], "left 1 processes behind")

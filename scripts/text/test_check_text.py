@@ -73,7 +73,7 @@ class Markdown(unittest.TestCase):
 
 
 class Budget(unittest.TestCase):
-    def test_tests_are_told_from_product(self):
+    def test_tests_are_distinguished_from_product(self):
         unit_tests = ["#[cfg(test)]", "mod tests {", '    const TEXT: &str = r#"', "text", '"#;', "}"]
         files = {
             "a/Cargo.toml": [],

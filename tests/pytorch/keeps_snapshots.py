@@ -282,7 +282,7 @@ class Shards(unittest.TestCase):
         self.assertIsNone(overlap(Box((0,), (0,)), Box((0,), (2,))))
         self.assertEqual(overlap(Box((), ()), Box((), ())), Box((), ()))
 
-    def test_what_cannot_be_divided_anew(self):
+    def test_what_cannot_be_divided_again(self):
         hsdp = Layout((2, 2), (0, 1), (1,))
         self.assertEqual((hsdp.part, hsdp.parts), (1, 2))
         self.assertEqual(hsdp.placements(["S(1)"]), ["R", "S(1)"])

@@ -35,7 +35,7 @@ class Record(unittest.TestCase):
             )
             return done, json.loads(path.read_text()) if path.exists() else None
 
-    def test_an_exception_is_written_and_goes_on(self):
+    def test_an_exception_is_written_and_raised_again(self):
         done, report = self.run_script("raise ValueError('lost \u00fc')")
         self.assertEqual(done.returncode, 1)
         self.assertIn("ValueError: lost", done.stderr)

@@ -42,7 +42,7 @@ class Histories(unittest.TestCase):
             self.assertTrue(all(state == states[0] for state in states))
             state, size = states[0], choose.randint(1, 7)
 
-    def test_each_sample_is_used_once_whoever_comes_and_goes(self):
+    def test_each_sample_is_used_once_for_any_members(self):
         for seed in range(400):
             choose = random.Random(seed)
             length, epoch = choose.randint(0, 200), choose.randint(0, 5)

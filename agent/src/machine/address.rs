@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_name_on_loopback_is_not_what_peers_are_told_if_there_is_a_way_out() {
+    fn the_own_name_on_loopback_is_not_announced_if_another_address_leads_out() {
         let (debian, lan): (IpAddr, IpAddr) = ("127.0.1.1".parse().unwrap(), "10.0.0.5".parse().unwrap());
         let out = || Some(lan);
         assert_eq!(for_peers(debian, "node0", out), lan, "the host's own name");

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_count_also_where_nobody_knows_which_gpus_they_are() {
+    fn ids_count_also_where_their_gpus_are_unknown() {
         assert_eq!(visible(Some("GPU-xx,GPU-yy"), &counted(4)).len(), 2);
         assert_eq!(visible(Some("GPU-xx"), &counted(0)), []);
     }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn device_files_of_gpus_are_told_from_the_drivers_others() {
+    fn device_files_of_gpus_are_distinguished_from_the_drivers_others() {
         let dev = tempfile::tempdir().unwrap();
         for name in ["nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia", "null"] {
             fs::write(dev.path().join(name), "").unwrap();

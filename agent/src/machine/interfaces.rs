@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_reaches_this_machine_is_nobodys_interface() {
+    fn what_only_reaches_this_machine_is_no_interface_for_peers() {
         for address in ["127.0.0.1", "::1", "localhost"] {
             assert_eq!(of(address, &two()), None, "{address}");
         }

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_answers_on_a_reserved_port_before_rank_0_and_after_it_the_port_is_still_held() {
+    fn a_reserved_port_is_silent_before_rank_0_and_still_held_after_it() {
         let ip = IpAddr::from(Ipv4Addr::LOCALHOST);
         let reservation = reserve_port(ip).unwrap();
         let refused = TcpStream::connect((ip, reservation.port())).unwrap_err();

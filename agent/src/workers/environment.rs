@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_of_several_nodes_is_told_of() {
+    fn a_replica_of_several_nodes_is_in_the_environment() {
         let place = LocalPlace { local_rank: 0, local_world_size: 1, role: "r", role_rank_base: 0, role_world_size: 1 };
         let facts = NodeFacts { node: "a", socket: Path::new("/s"), max_restarts: 0, agent_store: true, signals: "" };
         let of = |nodes| {

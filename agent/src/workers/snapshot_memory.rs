@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_gets_the_same_memory_and_nobody_can_resize_it() {
+    fn a_successor_gets_the_same_memory_which_cannot_be_resized() {
         let mut memories = Memories::default();
         memories.begin(1);
         file(&memories.lend(0, 8192, 8192).unwrap()).write_all_at(b"left", 4000).unwrap();

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_is_served_on_the_port_that_was_told_first() {
+    fn a_round_is_served_on_the_port_that_was_announced_first() {
         // Workers come to rest, and die at rest: a round may be sealed with what was offered before they did.
         let mut master = master();
         let told = master.offer().unwrap();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_that_is_formed_anew_finds_nothing_of_the_try_before_it() {
+    fn a_round_that_is_formed_again_finds_nothing_of_the_try_before_it() {
         let mut master = master();
         let endpoint = master.offer().unwrap();
         // Round 1 ran on another node, and its worker set a key here. Then round 2 forms before this node has begun

@@ -15,7 +15,7 @@ pub(crate) fn scenes() -> Vec<Scene> {
     let mut scenes = crate::scenes![part: agent_with_strays_and_a_port, agent_with_a_deadline, process_1];
     scenes.extend(crate::scenes![alone:
         a_guard_that_is_killed_takes_its_workers_and_strays_along_and_the_agent_hears_of_it,
-        a_guard_that_is_frozen_for_a_while_blocks_nobody_and_loses_no_request,
+        a_guard_that_is_frozen_for_a_while_blocks_no_caller_and_loses_no_request,
         a_frozen_guard_that_confirms_no_kill_is_killed_with_all_below_it,
         a_frozen_guard_that_lets_its_deadline_pass_is_killed_with_all_below_it,
         a_frozen_guard_does_not_hold_up_the_end,
@@ -178,7 +178,7 @@ async fn a_guard_that_is_killed_takes_its_workers_and_strays_along_and_the_agent
     assert!(matches!(refused, SpawnError::GuardClient(GuardClientError::GuardLost)));
 }
 
-async fn a_guard_that_is_frozen_for_a_while_blocks_nobody_and_loses_no_request(mut agent: Agent) {
+async fn a_guard_that_is_frozen_for_a_while_blocks_no_caller_and_loses_no_request(mut agent: Agent) {
     let guard = Pid::from_raw(agent.guard_pid).unwrap();
     rustix::process::kill_process(guard, Signal::STOP).unwrap();
     let later = |seconds| Some(elastic_store::clock::now() + Duration::from_secs(seconds));

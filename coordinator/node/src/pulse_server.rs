@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_answer_and_each_probe_is_told_once() {
+    async fn each_answer_and_each_probe_is_reported_once() {
         let (words, heard) = watch::channel(LeaderMessage::default());
         let mut told = Box::pin(newest(heard));
         words.send_modify(|word| word.probe = Some(Probe { number: 7 }));

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_leader_counts_anew() {
+    fn a_new_leader_counts_from_zero() {
         let (record, _, now) = after(&[0, 1, 1]);
         let known = KnownFaults::default().read(now + MINUTE * 4, &record);
         let until = known.excluded(now + MINUTE * 4, &Desired::default()).next().unwrap().1;

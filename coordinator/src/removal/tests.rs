@@ -57,7 +57,7 @@ fn asked(more: &[(&str, &str)]) -> Result<(Vec<String>, u32), String> {
 }
 
 #[test]
-fn members_of_the_last_round_are_asked_and_whoever_is_here_keeps_the_job() {
+fn members_of_the_last_round_are_asked_and_one_that_lives_keeps_the_job() {
     let names = |names: &[&str], nameless| Ok((names.iter().map(ToString::to_string).collect(), nameless));
     assert_eq!(asked(&[]), names(&["a:1", "b:1"], 0));
     assert_eq!(asked(&[("nodes/d:1", &node("done"))]), names(&["a:1", "b:1", "d:1"], 0));

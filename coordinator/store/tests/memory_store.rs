@@ -79,7 +79,7 @@ async fn a_watcher_of_a_quiet_scope_loses_nothing_however_much_is_written_elsewh
 }
 
 #[tokio::test]
-async fn a_lease_ends_in_time_with_nobody_calling() {
+async fn a_lease_ends_in_time_without_a_call() {
     let store = MemoryStore::start(Limits { min_ttl: Duration::from_secs(1), ..Limits::default() });
     let mut watcher = store.watch(Scope::Key("mine".into()), Revision(2)).await.unwrap();
     // A later lease first, so that the shorter one has to wake the sleeper.

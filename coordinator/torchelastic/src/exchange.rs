@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_before_all_have_told() {
+    fn nothing_is_known_before_all_have_reported() {
         let (mut view, master) = (empty(), endpoint());
         let own = Own { role: "a", rank: 0, slots: 1, master: Some(&master), identical: false };
         for _ in 0..3 {

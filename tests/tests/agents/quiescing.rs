@@ -202,7 +202,7 @@ async fn steps_that_are_too_long_to_quiesce_are_warned_of_once() {
 }
 
 #[tokio::test]
-async fn a_node_of_which_one_worker_does_not_know_about_rounds_restarts_all_of_its_own() {
+async fn a_node_with_one_worker_that_knows_no_rounds_restarts_all_its_workers() {
     let job = job_on("2:3").await;
     job.write("unaware-a-1", "");
     let [mut a, mut b] = [("a", "2"), ("b", "1")].map(|(node, slots)| {

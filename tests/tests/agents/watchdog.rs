@@ -80,7 +80,7 @@ while True:
 }
 
 #[tokio::test]
-async fn steps_told_over_the_socket_are_progress_and_the_same_step_again_is_not() {
+async fn steps_reported_over_the_socket_are_progress_and_the_same_step_again_is_not() {
     let job = Job::on_etcd("1").await.flag("--max-restarts=1").flag("--progress-timeout=4");
     let job = job.python(
         r#"

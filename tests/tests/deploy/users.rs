@@ -351,7 +351,7 @@ async fn outlives_its_tokens(what: &str, options: EtcdOptions) {
 
 /// etcd 3.5 can refuse root for a moment after users have changed.
 #[tokio::test]
-async fn a_refusal_that_passes_is_told_and_costs_no_user() {
+async fn a_refusal_that_passes_is_logged_and_costs_no_user() {
     let users = Users::new().await;
     let refuse = |calls: &str| std::fs::write(users.dir.path().join("refused"), calls).unwrap();
     // Given an etcd that refuses each of these once, when users are made, then they are there

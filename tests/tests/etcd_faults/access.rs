@@ -123,7 +123,7 @@ async fn a_password_that_changes_is_read_again_and_costs_no_watch() {
 }
 
 #[tokio::test]
-async fn tls_works_and_its_mismatches_are_told_apart() {
+async fn tls_works_and_each_mismatch_has_its_message() {
     let certs = Arc::new(Certs::new());
     let options = EtcdOptions { tls: Some(certs.clone()), client_certificates: true, ..Default::default() };
     let server = EtcdServer::start(options).await;
@@ -186,7 +186,7 @@ async fn tls_works_and_its_mismatches_are_told_apart() {
 
 /// Without a password etcd takes the certificate's CN for the user.
 #[tokio::test]
-async fn a_refusal_names_the_user_that_a_certificate_stands_for() {
+async fn a_refusal_names_the_user_of_a_certificate() {
     let certs = Arc::new(Certs::new());
     for known in [true, false] {
         let options = EtcdOptions { tls: Some(certs.clone()), client_certificates: true, ..Default::default() };

@@ -388,7 +388,7 @@ async fn it_is_served_over_tls_beside_the_json_api() {
 }
 
 #[tokio::test]
-async fn clients_can_ask_what_there_is_to_call_and_are_told_when_the_jobs_are_not_read() {
+async fn clients_can_list_the_services_and_see_when_jobs_are_not_read() {
     let args = ["--etcd", "127.0.0.1:1", "--peer-listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
     let monitors = Process::start("elastic-coordinator", &args);
     let at = format!("http://{}", monitors.says("http://", WITHIN).await);

@@ -59,7 +59,7 @@ async fn the_leader_tells_its_rounds_after_what_was_asked() {
 }
 
 #[tokio::test]
-async fn two_operators_at_once_are_both_heard_and_both_told() {
+async fn two_operators_at_once_both_get_their_answer() {
     let scene = Scene::on_etcd(1, 2).await;
     let [a, b] = scene.nodes(["a", "b"]).await;
     // Each may lose the race to others some times, and tries again.

@@ -50,7 +50,7 @@ async fn a_clock_that_is_apart_is_a_warning() {
 }
 
 #[tokio::test]
-async fn the_coordinators_clock_is_told_where_it_leads() {
+async fn the_coordinators_clock_is_shown_where_it_leads() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let at = etcd.address();
     let jobs = Jobs::on(&etcd, 1);

@@ -188,7 +188,7 @@ async fn tls_that_does_not_fit_says_what_does_not() {
 }
 
 #[tokio::test]
-async fn users_are_told_what_they_may_not_do() {
+async fn users_see_what_they_may_not_do() {
     let dir = tempfile::tempdir().unwrap();
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     etcd.enable_auth("root's", "trainer's").await;

@@ -59,7 +59,7 @@ async fn finds(torch: &Torch, (command, what, line): (&str, &str, &str)) {
 }
 
 #[tokio::test]
-async fn a_safe_script_is_told_from_one_that_is_not() {
+async fn a_safe_script_differs_from_one_that_is_not() {
     let Some(torch) = Torch::find() else { return };
     // Side by side, because each waits more than it computes.
     let fault = *FAULTS.iter().find(|(command, ..)| *command == "ema.py outside").unwrap();

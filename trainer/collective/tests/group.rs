@@ -173,7 +173,7 @@ fn those_that_hold_the_state_give_it_to_the_others() {
 }
 
 #[test]
-fn nobody_passes_a_barrier_before_all_are_there() {
+fn no_worker_passes_a_barrier_before_all_are_there() {
     use std::sync::atomic::{AtomicU32, Ordering};
     let arrived = AtomicU32::new(0);
     world(5, PATIENCE, |mut group| {

@@ -6,7 +6,7 @@
 //! computing threads    step 7: piece 1      │ piece 2              │ piece 3              │ step 8: piece 1 …
 //! ```
 //!
-//! A step's number alone says which samples it has, and what is drawn at random for them. So a batch that was read ahead
+//! A step's number fixes which samples it has, and what is drawn at random for them. So a batch that was read ahead
 //! holds what it would hold if it was read when it is needed. A change of ranks makes some of them useless, and these
 //! are dropped. A thread that needs a batch that no reader has begun reads it itself.
 

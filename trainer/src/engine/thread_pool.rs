@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_anywhere_is_the_callers_and_the_team_goes_on() {
+    fn a_panic_in_any_thread_reaches_the_caller_and_the_pool_still_works() {
         let team = team(3);
         for fails in 0..3 {
             let mut done = [(0, false), (1, false), (2, false)];

@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn records_go_to_the_workers_logs_but_where_told_otherwise() {
+    fn records_go_to_the_workers_logs_unless_a_path_is_given() {
         let error_file = ("TORCHELASTIC_ERROR_FILE", "/logs/run/attempt_0/1/error.json");
         let folder = |variables: &[(&str, &str)]| read(variables).unwrap().record_dir;
         assert_eq!(folder(&[("TORCHELASTIC_ERROR_FILE", "")]), None);

@@ -60,7 +60,7 @@ mod tests {
     use crate::model::tests::Plain;
 
     #[test]
-    fn a_ranks_memory_is_told_by_part() {
+    fn a_ranks_memory_is_printed_by_part() {
         let mut settings = Settings { snapshot_every: 10, ..Settings::default() };
         let model = |count, bytes| Plain(Tensor::sequence([("all", vec![count])]), bytes);
         let line = Memory::of(&model(7510, None), &settings, 100, false).line();

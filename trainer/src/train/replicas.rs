@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_are_told_who_holds_what() {
+    fn readers_learn_which_holder_has_what() {
         let sums = [Some(0xab), None, Some(1)];
         assert_eq!(named(&sums), "rank 0: 000000ab, rank 2: 00000001");
         assert_eq!(wrong(&sums, &[true, false, false]), [2]);

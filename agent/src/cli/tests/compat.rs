@@ -201,7 +201,7 @@ fn three_endpoints_name_the_agents_that_hold_the_store_in_one_order() {
 }
 
 #[test]
-fn one_node_alone_serves_nothing_whatever_port_it_is_told() {
+fn one_node_alone_serves_nothing_on_any_port_it_is_given() {
     // torchrun's rule: the id is fresh unless a flag says where to meet.
     assert_eq!(torchrun("--rdzv-id=J t").job.to_string(), FRESH.to_string());
     let told = torchrun("--master_port=1234 --rdzv-id=J t");

@@ -148,7 +148,7 @@ fn a_store_for_everybody_is_served_unless_tls_is_required() {
 }
 
 #[test]
-fn the_address_that_is_bound_is_told_unless_another_is_given() {
+fn the_address_that_is_bound_is_announced_unless_another_is_given() {
     let told = |flags: &str| {
         let options = etcd(flags);
         (options.network.bind.map(|ip| ip.to_string()), options.network.port, options.network.local_addr)

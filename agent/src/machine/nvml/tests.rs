@@ -53,7 +53,7 @@ fn processes_are_listed_however_many_and_by_older_drivers_too() {
 }
 
 #[test]
-fn a_gpus_health_is_told_as_far_as_it_is_known() {
+fn a_gpus_health_is_reported_as_far_as_it_is_known() {
     let gpus = r#"{"GPU-a",0,1,0},{"GPU-b",0,2,0,{0},3,1},{"GPU-c",0,3,0,{0},0,0,1}"#;
     let dir = tempfile::tempdir().unwrap();
     let nvml = Nvml::load_from(&fake_library(dir.path(), gpus, &[])).unwrap();

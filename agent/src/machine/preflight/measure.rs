@@ -85,7 +85,7 @@ mod tests {
     const NEEDED: BitRate = BitRate(1000);
 
     #[tokio::test]
-    async fn who_cannot_be_measured_is_passed_over_and_keeps_nobody_away() {
+    async fn a_peer_that_cannot_be_measured_is_passed_over_and_keeps_no_node_away() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::start(Limits::default()));
         let job: JobId = "job".parse().unwrap();
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);

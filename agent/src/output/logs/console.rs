@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_console_that_stands_still_holds_up_workers_not_the_agent_and_loses_nothing_of_theirs() {
+    fn a_blocked_console_blocks_workers_not_the_agent_and_loses_none_of_their_output() {
         // A console whose reader does nothing, and workers that have filled its queue.
         let (mut shown, stdout) = pipe();
         let (mut notes, stderr) = pipe();

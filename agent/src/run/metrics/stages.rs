@@ -197,7 +197,7 @@ mod tests {
     type Look = (u64, Option<RoundSeen>, bool, bool, Vec<Ended>);
 
     #[test]
-    fn rendezvous_and_recoveries_are_timed_and_told_apart() {
+    fn rendezvous_and_recoveries_are_timed_separately() {
         use Ended::{Forming, Recovery};
         use RoundState::{Forming as F, Running as R};
         let looks: Vec<Look> = vec![

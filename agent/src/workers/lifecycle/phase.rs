@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_wait_replaces_the_one_before_but_a_final_save_goes_on() {
+    fn a_new_wait_replaces_the_one_before_but_a_final_save_continues() {
         for before in 0..5 {
             for next in 0..5 {
                 let [mut phase, expected] =

@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_missing_if_nobody_sees_it() {
+    fn a_file_is_missing_if_no_worker_sees_it() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("manifest.json");
         let path = file.to_str().unwrap();

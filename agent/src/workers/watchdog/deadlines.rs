@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_without_a_signal_ends_nobody() {
+    fn a_timer_without_a_signal_ends_no_worker() {
         let mut deadlines = watched(Some(10), None);
         deadlines.set_timer(at(100), 0, 1000, "a".into(), at(101), 0);
         assert_eq!(deadlines.expired(at(101)).len(), 1);

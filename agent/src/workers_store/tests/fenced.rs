@@ -55,7 +55,7 @@ fn workers_wait_for_their_agent_and_are_served_from_then_on() {
 }
 
 #[test]
-fn a_host_of_which_no_agent_comes_is_cut_off() {
+fn a_host_without_an_agent_is_cut_off() {
     let first_request = Duration::from_millis(200);
     let (store, _served) = serve(first_request);
     let begun = Instant::now();

@@ -9,7 +9,7 @@ fn small() -> Served {
     serve(WorkersStoreLimits { memory: 4 << 20, connections: 4096, ..WorkersStoreLimits::default() })
 }
 
-fn goes_on(store: &Served) {
+fn still_serves(store: &Served) {
     let mut client = store.client();
     client.say(&set("/fine", b"yes"));
     assert_eq!(client.ask(&get("/fine"), 11), [&3_u64.to_le_bytes()[..], b"yes"].concat());
@@ -23,7 +23,7 @@ fn memory() -> usize {
 }
 
 #[test]
-fn who_breaks_the_protocol_is_cut_off_and_nobody_else() {
+fn a_client_that_breaks_the_protocol_is_cut_off_and_no_other() {
     let store = small();
     let huge = u64::MAX.to_le_bytes();
     let mut witness = store.client();
@@ -47,7 +47,7 @@ fn who_breaks_the_protocol_is_cut_off_and_nobody_else() {
     stranger.say(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n");
     assert!(stranger.is_cut_off());
     witness.ping();
-    goes_on(&store);
+    still_serves(&store);
 }
 
 #[test]
@@ -98,10 +98,10 @@ fn half_a_message_waits_and_costs_only_itself() {
     for half in &mut halves {
         half.say(&request(1, &[&string("/k"), &(8_u64 << 20).to_le_bytes(), b"begun"]));
     }
-    goes_on(&store);
+    still_serves(&store);
     assert!(memory() < before + (16 << 20), "what was announced is not reserved");
     drop(halves);
-    goes_on(&store);
+    still_serves(&store);
 }
 
 #[test]
@@ -130,11 +130,11 @@ fn the_budget_holds_whatever_takes_it_up() {
         // Clients that only read, or add a little, still can once the offender's own share is freed.
         store.client().ping();
     }
-    goes_on(&store);
+    still_serves(&store);
 }
 
 #[test]
-fn unsent_answers_are_bounded_and_hold_up_nobody_else() {
+fn unsent_answers_are_bounded_and_block_no_other_client() {
     let store = serve(WorkersStoreLimits { memory: 16 << 20, connections: 4096, ..WorkersStoreLimits::default() });
     let mut client = store.client();
     client.say(&set("/blob", &vec![7; 2 << 20]));
@@ -155,7 +155,7 @@ fn unsent_answers_are_bounded_and_hold_up_nobody_else() {
     }
     deaf[0].ping();
     drop(deaf);
-    goes_on(&store);
+    still_serves(&store);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn thousands_of_idle_connections_cost_nothing() {
     }
     assert!(started.elapsed().as_secs() < 10, "200 pings during them took {:?}", started.elapsed());
     drop(idle);
-    goes_on(&store);
+    still_serves(&store);
 }
 
 /// CPU time of this process, in seconds.

@@ -50,7 +50,7 @@ async fn who_knows_the_secret_has_bytes_poured_one_at_once_and_again_later() {
 }
 
 #[tokio::test]
-async fn a_stranger_gets_nothing_and_takes_nobodys_place() {
+async fn a_stranger_gets_nothing_and_takes_no_place() {
     let scene = Scene::of().await;
     let stranger = Scene { secret: JobSecret::of([8; JobSecret::LENGTH]), ..Scene::of().await };
     let stranger = Scene { peer: scene.peer.clone(), ..stranger };

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_is_there_publishes_and_nobody_does_while_others_go_on() {
+    fn the_first_that_is_there_publishes_and_none_does_while_others_train() {
         use Phase::{Draining, Failed, Running, Stopped, Waiting};
         let nodes = ["a", "b", "c"].map(|name| NodeId::new(name, "1"));
         for (failed, phases, first) in [

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_protocol_is_read_from_a_spec_of_which_nothing_else_is_understood() {
+    fn the_protocol_is_read_from_a_spec_that_is_otherwise_unknown() {
         let of = |value: &str| {
             let at = crate::kv::Revision(1);
             let (key, value) = ("spec".to_owned(), value.as_bytes().to_vec());

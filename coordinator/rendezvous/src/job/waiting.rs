@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_many_is_told_of_a_few_and_their_number() {
+    fn a_wait_for_many_names_a_few_and_their_number() {
         let job = forming(40);
         let waits = job.waiting().of(&super::NodeId::from_text("n0000:1")).map(|waits| waits.to_string());
         let told = "for n0001 (running), n0002 (running), n0003 (running), n0004 (running) and 35 more, until stopped or \
@@ -278,7 +278,7 @@ mod tests {
 
     /// The text for 4,000 nodes that wait was 100 MB when each named all late members.
     #[test]
-    fn a_large_job_that_forms_is_told_in_a_few_megabytes() {
+    fn a_large_job_that_forms_costs_a_few_megabytes_of_messages() {
         let mut job = forming(4_000);
         for node in job.nodes.values_mut().skip(2_000) {
             (node.value.phase, node.value.round) = (super::Phase::Waiting, Some(2));

@@ -152,7 +152,7 @@ fn rank_keys_without_a_plan_give_two_rank_zeros() {
 }
 
 #[test]
-fn a_plan_that_a_new_leader_goes_on_with_keeps_its_predecessors_ranks() {
+fn a_plan_that_a_new_leader_takes_over_keeps_its_predecessors_ranks() {
     breaks(Mutation::PlanInherited, p::RANKS, FULL);
 }
 

@@ -134,15 +134,15 @@ impl World {
             return self.stop_workers(p, grace);
         }
         self.processes[p].rest = Rest::Asked(grace);
-        self.quiesce_if_told(p);
+        self.quiesce_if_asked(p);
     }
 
     pub(crate) fn forming_told(&mut self, p: usize) {
         self.processes[p].forming_told = true;
-        self.quiesce_if_told(p);
+        self.quiesce_if_asked(p);
     }
 
-    fn quiesce_if_told(&mut self, p: usize) {
+    fn quiesce_if_asked(&mut self, p: usize) {
         let process = &mut self.processes[p];
         let Rest::Asked(grace) = process.rest else { return };
         let (Some(tree), true) = (process.tree.as_ref().map(|tree| tree.id), process.forming_told) else { return };

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn history_goes_on_where_one_left_off() {
+    fn history_continues_after_the_last_entry_read() {
         let event = |at_ms: u64| json!({ "at_ms": at_ms, "round": 1, "state": "running", "reason": "r" });
         let overview = overview(&[
             ("a/round", round("running")),

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_store_s_own_refusals_are_told_apart() {
+    fn the_stores_own_refusals_are_distinguished() {
         let of = |code, message| error(code, message, true);
         assert_eq!(of(Code::NotFound, "etcdserver: requested lease not found"), StoreError::LeaseGone);
         assert!(matches!(

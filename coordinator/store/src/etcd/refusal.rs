@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_let_in_at_all_is_told_so() {
+    fn a_user_without_access_gets_that_message() {
         let anna = r#"user "anna""#;
         let text = |cause, who| told(denied(cause), who, &Rights::default()).to_string();
         assert!(text("etcdserver: user name is empty", "no user").contains("none is given"));

@@ -35,7 +35,7 @@ async fn ends(client: &mut TcpStream) {
 }
 
 #[tokio::test]
-async fn who_does_not_begin_to_speak_is_hung_up_on_and_nobody_else() {
+async fn a_silent_client_is_disconnected_and_no_other() {
     let (mut port, address) = port(4, Patience { greeting: SHORT, ..long() }).await;
     let mut greeter = TcpStream::connect(address).await.unwrap();
     let mut greeted = port.accept().await;

@@ -127,7 +127,7 @@ async fn a_certificate_that_has_ended_is_refused_by_its_owner_and_by_others() {
 }
 
 #[tokio::test]
-async fn who_speaks_no_tls_hears_nothing_and_is_told_apart() {
+async fn a_client_without_tls_gets_nothing_and_one_with_tls_learns_of_a_plain_port() {
     let ours = Authority::new("ours");
     let (node, _a) = ours.node();
     // A plain client of a port with TLS

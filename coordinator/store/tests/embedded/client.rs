@@ -131,7 +131,7 @@ async fn a_kept_lease_outlives_its_time_and_a_forgotten_one_is_answered_with_non
 }
 
 #[tokio::test]
-async fn who_logs_in_is_told_that_there_is_no_login() {
+async fn a_login_is_answered_that_there_is_none() {
     let server = serve().await;
     let options = ConnectOptions::new().with_user("root", "secret");
     let mut client = match within(Client::connect([server.address.to_string()], Some(options))).await {

@@ -141,7 +141,7 @@ async fn a_lease_is_granted_renewed_inspected_and_revoked() {
 }
 
 #[tokio::test]
-async fn a_lease_that_nobody_renews_takes_its_keys_with_it() {
+async fn a_lease_that_is_not_renewed_takes_its_keys_with_it() {
     let server = serve().await;
     let granted = ok(&server, &["lease", "grant", "1"]).await;
     // etcd's shortest lease is two seconds, and so is ours.

@@ -182,7 +182,7 @@ async fn a_watch_of_the_future_waits_for_it() {
 }
 
 #[tokio::test]
-async fn progress_is_told_when_asked_for_and_from_time_to_time() {
+async fn progress_is_reported_when_asked_for_and_from_time_to_time() {
     let options = Options { progress_every: Duration::from_millis(50), ..Options::default() };
     let server = serve_with(options).await;
     let mut client = server.client().await;
@@ -204,7 +204,7 @@ async fn progress_is_told_when_asked_for_and_from_time_to_time() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_holds_up_nobody_and_is_cut_off_from_a_past_that_is_gone() {
+async fn a_client_that_does_not_read_blocks_no_other_and_is_cut_off_once_its_revision_is_compacted() {
     let limits = Limits { history_bytes: 4 << 20, ..Limits::default() };
     let server = serve_with(Options { limits, ..Options::default() }).await;
     let mut client = server.client().await;

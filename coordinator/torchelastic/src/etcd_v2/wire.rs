@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_election_and_a_stranger_are_told_from_answers() {
+    fn an_election_differs_from_a_server_without_v2() {
         let election =
             r#"{"errorCode":300,"message":"Raft Internal Error","cause":"etcdserver: request timed out","index":4}"#;
         assert!(reply(500, election).is_election().unwrap().contains("timed out"));

@@ -224,7 +224,7 @@ fn alone_it_makes_a_version_and_starts_after_the_last_call() {
 }
 
 #[test]
-fn a_failure_is_told_and_the_version_kept_until_torchruns_nodes_know() {
+fn a_failure_is_written_and_the_version_kept_until_torchruns_nodes_know() {
     let mut desk = mixed();
     desk.ended(Outcome::Failed(Failure::new(FailureClass::Own, "boom")));
     assert_eq!((desk.state().waits(), desk.state().waiting.len(), desk.stops()), (1, 1, 1));
@@ -260,7 +260,7 @@ fn a_version_of_its_own_kind_is_given_up_at_once() {
 }
 
 #[test]
-fn a_spare_disturbs_nobody() {
+fn a_spare_disturbs_no_worker() {
     let mut desk = desk((1, 1));
     let state = RendezvousState::joinable("1").joined("other:1", 1).0.confirmed(&format!("{RENDEZVOUS}/v_1/rank_0"));
     desk.put(&format!("{RENDEZVOUS}/active_version"), &state.text());
@@ -395,7 +395,7 @@ fn a_lost_answer_costs_a_read() {
 }
 
 #[test]
-fn a_member_that_dies_while_ranks_are_told_keeps_nobody_waiting() {
+fn a_member_that_dies_while_ranks_are_sent_keeps_no_other_waiting() {
     let mut desk = desk((3, 3));
     let confirmed = |state: RendezvousState, rank: u32| state.confirmed(&format!("{RENDEZVOUS}/v_1/rank_{rank}"));
     let mut state = RendezvousState::joinable("1");

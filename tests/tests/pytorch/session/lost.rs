@@ -7,7 +7,7 @@ use super::{SCRIPT, finish, first_step, kill, pid_of};
 use crate::pytorch::trace::{LIMIT, lines, works};
 
 #[tokio::test]
-async fn a_session_whose_state_is_lost_begins_again_only_if_told_to() {
+async fn a_session_whose_state_is_lost_begins_again_only_if_asked_to() {
     let Some(torch) = Torch::find() else { return };
     let job = Job::on_etcd("1").await.flag("--max-restarts=3").script(&torch, SCRIPT, &[]);
     let mut a = job.start("a");

@@ -350,7 +350,7 @@ fn loops_do_what_they_say() {
 }
 
 #[test]
-fn what_follows_a_loop_is_the_same_on_all_ranks_whoever_comes_or_goes_with_its_last_step() {
+fn what_follows_a_loop_is_the_same_on_all_ranks_if_members_change_at_its_last_step() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "ends_loops.py", &[]);
 }
@@ -368,13 +368,13 @@ fn all_that_a_script_trains_travels_with_its_state() {
 }
 
 #[test]
-fn streams_of_unknown_length_are_read_once_whoever_comes_or_goes() {
+fn streams_of_unknown_length_are_read_once_for_any_members() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "reads_streams.py", &[]);
 }
 
 #[test]
-fn steps_without_a_sum_of_gradients_are_those_of_the_algorithm_whoever_comes_or_goes() {
+fn steps_without_a_sum_of_gradients_are_those_of_the_algorithm_for_any_members() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "trains_locally.py", &[]);
 }

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_that_differ_are_told_by_rank() {
+    fn versions_that_differ_are_listed_by_rank() {
         assert_eq!(unlike(&[]), None);
         assert_eq!(unlike(&[22_809, 22_809, 22_809]), None);
         assert_eq!(unlike(&[22_809, 23_007]).unwrap(), "2.28.9 on rank 0; 2.30.7 on rank 1");

@@ -47,7 +47,7 @@ fn old_and_damaged_libraries_are_refused() {
 }
 
 #[test]
-fn ranks_of_different_versions_are_told_apart_and_make_no_communicator() {
+fn ranks_of_different_versions_are_found_and_make_no_communicator() {
     let new = |version| Process::start_with(&fake(), &[("FAKE_NCCL_VERSION", version)]);
     let (mut a, mut b, mut c) = (new("22809"), new("23007"), new("22809"));
     every(&join(&mut [&mut a, &mut c], 1, LONG), "joined");

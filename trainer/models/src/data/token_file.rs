@@ -406,7 +406,7 @@ mod tests {
     proptest! {
         /// A token that differs where the sample looks, or a length that differs, makes another identity.
         #[test]
-        fn files_are_told_apart(length in 1usize..3000, place: prop::sample::Index) {
+        fn files_are_distinguished(length in 1usize..3000, place: prop::sample::Index) {
             let folder = Folder::new();
             let mut tokens = vec![3u16; length];
             let identity = |tokens: &[u16]| {

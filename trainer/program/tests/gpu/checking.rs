@@ -3,7 +3,7 @@
 use crate::training::{command, ended, refused, run};
 
 #[test]
-fn each_gpu_is_told_of_and_one_that_fails_fails_the_check() {
+fn each_gpu_is_listed_and_one_that_fails_fails_the_check() {
     let (well, printed, logged) = run("check-gpus", "devices=2");
     assert!(well, "{logged}");
     let lines: Vec<&str> = printed.lines().collect();

@@ -67,7 +67,7 @@ fn replayed_launches_give_the_same_bits_for_every_batch_shape_and_buffer() {
 }
 
 #[test]
-fn whoever_is_told_how_much_is_final_finds_it_so_between_the_parts_of_a_graph() {
+fn what_is_reported_as_final_is_final_between_the_parts_of_a_graph() {
     let (gpu, model) = (gpu(), Mlp::new(&SIZES));
     let (mut pass, mut plain) = (model.on_gpu().unwrap(), model.on_gpu().unwrap());
     let parameters = parameters(&gpu, &model);
@@ -103,7 +103,7 @@ fn whoever_is_told_how_much_is_final_finds_it_so_between_the_parts_of_a_graph() 
 }
 
 #[test]
-fn more_shapes_than_are_kept_begin_anew() {
+fn more_shapes_than_are_kept_start_over() {
     let (gpu, given) = (gpu(), numbers(80, 1));
     let (all, mut sum, mut graphs) = (on(&gpu, &given), gpu.zeros::<f32>(1).unwrap(), Graphs::default());
     for round in 0..4 {

@@ -240,7 +240,7 @@ fn replicas_on_gpus_are_compared_before_each_checkpoint() {
 const LONGER: &str = "digits --epochs 12 --hidden 8 --batch 200 --shards 3 --peer-timeout 4";
 
 #[test]
-fn nccl_that_hangs_or_fails_is_made_anew_and_no_step_is_lost() {
+fn nccl_that_hangs_or_fails_is_replaced_and_no_step_is_lost() {
     let alone = printed(&format!("{LONGER} --device cuda:0"), "");
     for fault in ["FAKE_NCCL_HANG=ncclGroupEnd", "FAKE_NCCL_FAIL=ncclGroupEnd:3"] {
         let folder = tempfile::tempdir().unwrap();

@@ -78,7 +78,7 @@ fn call(step: usize, bucket: usize, stage: usize) -> usize {
 }
 
 #[test]
-fn nccl_that_fails_between_two_buckets_is_made_anew_and_no_step_is_lost() {
+fn nccl_that_fails_between_two_buckets_is_replaced_and_no_step_is_lost() {
     let flags = format!("{SHORT} --epochs 4 --peer-timeout 4").replace("--epochs 1 ", "");
     let alone = printed(&format!("{flags} --device cuda:0"), "");
     let flags = format!("{} {IN_BUCKETS}", with_nccl(&flags));

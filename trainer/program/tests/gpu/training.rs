@@ -89,7 +89,7 @@ fn state(folder: &Path) -> Vec<f32> {
 }
 
 #[test]
-fn a_driver_that_captures_no_graphs_gives_the_same_bits_and_is_told_of_once() {
+fn a_driver_that_captures_no_graphs_gives_the_same_bits_and_one_warning() {
     let flags = format!("{SHORT} --epochs 4 --device cuda").replace("--epochs 1 ", "");
     let (well, captured, quiet) = run(&flags, "");
     assert!(well && !quiet.contains("graph"), "{quiet}");
@@ -103,7 +103,7 @@ fn a_driver_that_captures_no_graphs_gives_the_same_bits_and_is_told_of_once() {
 }
 
 #[test]
-fn training_agrees_with_the_hosts_and_goes_on_from_each_others_checkpoints() {
+fn training_agrees_with_the_hosts_and_each_resumes_the_others_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let flags = |device: &str, name: &str| {

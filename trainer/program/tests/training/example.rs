@@ -104,7 +104,7 @@ fn a_rank_that_holds_other_numbers_than_most_takes_theirs() {
 }
 
 #[test]
-fn of_two_ranks_that_hold_different_numbers_nobody_goes_on() {
+fn two_ranks_that_hold_different_numbers_both_stop() {
     let port = free_port();
     let rank = |rank| {
         let model = Faulty::new(0.0, rank == 1);
@@ -235,7 +235,7 @@ fn a_gradient_that_is_not_finite_is_not_applied_and_its_tensor_is_named() {
 }
 
 #[test]
-fn an_error_that_each_restart_would_meet_again_is_told_as_such() {
+fn an_error_that_each_restart_would_meet_again_is_permanent() {
     let folder = tempfile::tempdir().unwrap();
     let told = |round, gradient: fn(&[f32], &mut [f32]) -> f32| {
         let mut environment = environment(0, 1, round, 0);

@@ -87,7 +87,7 @@ fn a_planned_stop_loses_no_step_however_the_signal_and_the_agents_word_race() {
 }
 
 #[test]
-fn a_rank_that_was_not_told_to_stop_waits_for_the_next_round_with_its_state() {
+fn a_rank_without_a_stop_waits_for_the_next_round_with_its_state() {
     let folder = tempfile::tempdir().unwrap();
     let mut group = start_group(folder.path(), ENDLESS, 1, 2, None);
     group[0].0.step_reached(20);

@@ -66,7 +66,7 @@ fn at_a_planned_change_all_quiesce_after_the_same_step_and_a_newcomer_gets_the_s
 }
 
 #[test]
-fn survivors_of_a_kill_lose_no_step_and_give_their_state_to_whoever_takes_the_place() {
+fn survivors_of_a_kill_lose_no_step_and_give_their_state_to_the_successor() {
     let folder = tempfile::tempdir().unwrap();
     let flags = traced(folder.path());
     // Rank 0 is among the victims: then the state comes from others.
@@ -139,7 +139,7 @@ fn a_round_that_never_comes_together_is_left_for_the_next() {
 }
 
 #[test]
-fn nobody_goes_back_behind_the_committed_checkpoint() {
+fn no_rank_goes_back_behind_the_committed_checkpoint() {
     // Given a checkpoint of the last step, and a worker at an earlier step
     let folder = tempfile::tempdir().unwrap();
     let flags = format!("{FLAGS} --checkpoint-every 1000000 --checkpoint-dir {}", folder.path().display());
@@ -158,7 +158,7 @@ fn nobody_goes_back_behind_the_committed_checkpoint() {
 }
 
 #[test]
-fn a_worker_at_rest_ends_when_it_is_told_to() {
+fn a_worker_at_rest_ends_when_asked_to() {
     let folder = tempfile::tempdir().unwrap();
     let (agent, worker) = start_group(folder.path(), &traced(folder.path()), 1, 1, None).remove(0);
     agent.step_reached(1);

@@ -141,7 +141,7 @@ fn told(model: &Weights, data: &Noisy, settings: Settings, round: u64) -> (Train
 }
 
 #[test]
-fn an_error_of_the_model_ends_the_worker_for_good_and_is_told() {
+fn an_error_of_the_model_ends_the_worker_for_good_with_its_message() {
     let said = "the model cannot compute the gradient of step 3: its sum has 4 weights instead of 5; correct the \
                 model: each restart would meet this again";
     for (round, threads, bucket_mb) in [(1, 1, 25.0), (2, 2, 1e-6)] {

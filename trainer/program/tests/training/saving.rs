@@ -90,7 +90,7 @@ fn a_job_leaves_anothers_checkpoints_alone() {
 }
 
 #[test]
-fn training_goes_on_when_nobody_reads_what_it_prints_or_its_trace_is_full() {
+fn training_continues_when_its_output_is_not_read_or_its_trace_is_full() {
     let environment = environment(0, 1, 1, 0);
     // A file that can be opened, but not written to.
     let (status, _, logged) = Worker::start("--epochs 2 --hidden 16 --trace /dev/full", &environment, None).end();
@@ -145,7 +145,7 @@ fn the_last_commit_is_asked_for_again_while_the_store_is_away() {
 }
 
 #[test]
-fn while_commits_are_unanswered_training_goes_on_and_the_disk_does_not_fill() {
+fn while_commits_are_unanswered_training_continues_and_the_disk_does_not_fill() {
     let folder = tempfile::tempdir().unwrap();
     let (agent, worker) = start_ungranted(folder.path(), Commits::Unanswered);
     wait_for("the last step", || last_step(&folder.path().join("trace"), "step").filter(|&step| step == 2300));

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn no_schedule_completes_what_is_not_durable_and_each_that_goes_on_saves() {
+    fn no_schedule_completes_what_is_not_durable_and_each_that_continues_saves() {
         for seed in 0..3000 {
             let roll = |what: u64, step: u64, writer: u64, bound: u64| dice([seed, what, step, writer], bound);
             let count = 1 + roll(0, 0, 0, 4);

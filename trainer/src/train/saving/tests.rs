@@ -141,7 +141,7 @@ fn the_last_state_is_tried_again_until_the_disk_has_room() {
 }
 
 #[test]
-fn what_is_saved_again_and_again_is_pruned_as_told() {
+fn what_is_saved_again_and_again_is_pruned_by_the_flags() {
     let folder = tempfile::tempdir().unwrap();
     let retention = Retention { keep: NonZeroUsize::new(2).unwrap(), every: std::num::NonZeroU64::new(10) };
     let mut saving = Saving::start(Checkpoints::new(Host, folder.path()), retention, slots(), 0).unwrap();

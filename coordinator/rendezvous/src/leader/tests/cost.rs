@@ -198,7 +198,7 @@ fn members_lost_while_others_are_waited_for_are_evicted_by_one_plan() {
 }
 
 #[test]
-fn a_leader_that_finds_members_evicted_while_their_round_runs_goes_on_from_there() {
+fn a_leader_that_finds_members_evicted_while_their_round_runs_continues_from_there() {
     // Given a leader that died between two transactions of evictions
     let scene = Scene::new();
     let mut results = scene.store();
@@ -218,7 +218,7 @@ fn a_leader_that_finds_members_evicted_while_their_round_runs_goes_on_from_there
 }
 
 #[test]
-fn newcomers_where_nobody_stays_cost_the_same_however_many_were_lost() {
+fn newcomers_to_an_empty_job_cost_the_same_for_any_number_lost() {
     // Given a job whose next round forms, and whose members do not stop in time
     let (scene, mut leader, mut revision) = running(NODES);
     revision += 1;

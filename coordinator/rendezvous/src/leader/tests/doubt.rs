@@ -81,7 +81,7 @@ fn a_silent_former_leader_is_lost_one_lease_after_its_successor_has_heard_it() {
 }
 
 #[test]
-fn a_refusal_claims_nothing_about_workers_and_only_where_the_node_stands_as_known() {
+fn a_refusal_claims_nothing_about_workers_and_only_the_nodes_known_place() {
     let drained = |mut scene: Scene| {
         scene.desired = json!({ "drain": ["c"] });
         scene
@@ -163,7 +163,7 @@ fn a_beat_that_claims_what_was_not_said_yet_proves_nothing() {
 }
 
 #[test]
-fn a_failure_that_blames_a_peer_is_judged_after_one_lease_whoever_has_not_answered() {
+fn a_failure_that_blames_a_peer_is_judged_after_one_lease_even_if_nodes_have_not_answered() {
     // Given a failure that blames a peer, and a member that no probe reaches
     let scene = Scene::new().node("b", failed("peer", "connection reset"));
     let (mut leader, wants) = scene.leader();
@@ -243,7 +243,7 @@ fn a_record_that_is_not_ours_is_warned_of_and_does_not_stop_a_leader() {
 }
 
 #[test]
-fn a_refusal_by_the_store_is_told_once_and_not_asked_for_five_times_a_second() {
+fn a_refusal_by_the_store_is_logged_once_and_not_asked_for_five_times_a_second() {
     let (mut leader, _) = Scene::new().leader();
     written(&mut leader, NOW, 6);
     let (mut now, mut asked, mut warned) = (NOW, 0, 0);
@@ -262,7 +262,7 @@ fn a_refusal_by_the_store_is_told_once_and_not_asked_for_five_times_a_second() {
 }
 
 #[test]
-fn pruning_goes_on_until_the_last_stale_round() {
+fn pruning_ends_with_the_last_stale_round() {
     // Given the keys of more rounds than one transaction takes
     let mut scene = Scene::new();
     scene = scene.node("a", running(130)).node("b", running(130));
@@ -385,7 +385,7 @@ fn one_bad_record_does_not_stop_a_leader() {
 }
 
 #[test]
-fn a_generation_without_rounds_ends_if_nobody_knows_where_training_resumes() {
+fn a_generation_without_rounds_ends_if_no_node_knows_where_training_resumes() {
     // Given nodes that wait for the first round, and rubbish where the checkpoint should be
     let mut scene = Scene::new();
     scene.round = json!({ "number": 1, "generation": 1, "state": "forming", "group_world_size": 0, "world_size": 0,
@@ -447,7 +447,7 @@ fn a_leader_reads_one_line_of_history_and_not_all() {
 }
 
 #[test]
-fn a_member_whose_record_is_rubbish_is_evicted_as_it_stands_there() {
+fn a_member_whose_record_cannot_be_read_is_evicted() {
     // Given a forming round, and rubbish instead of what b said
     let waiting = json!({ "phase": "waiting", "round": 2 });
     let scene = Scene::forming(waiting.clone(), waiting);

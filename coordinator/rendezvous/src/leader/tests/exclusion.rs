@@ -73,7 +73,7 @@ fn who_fails_again_and_again_sits_out_and_comes_back() {
 }
 
 #[test]
-fn nobody_is_excluded_whom_the_job_needs() {
+fn no_node_that_the_job_needs_is_excluded() {
     // Given that all three are needed, then the failure is counted, and that is all
     let scene = failing_twice(3);
     let (_, wants) = scene.leader();

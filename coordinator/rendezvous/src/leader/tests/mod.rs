@@ -315,7 +315,7 @@ fn a_stream_that_opens_late_is_asked_the_probe_that_it_missed() {
 }
 
 #[test]
-fn who_is_told_to_stop_with_its_worker_leaves_and_does_not_fail() {
+fn a_node_asked_to_stop_with_its_worker_leaves_and_does_not_fail() {
     // Given a worker that a signal asked to stop, and one that lost it
     let signalled = failed("signalled", "signal 15 (SIGTERM)");
     let scene = Scene::new().node("b", signalled.clone()).node("a", failed("peer", "connection reset"));
@@ -348,7 +348,7 @@ fn a_node_that_had_to_end_its_workers_explains_what_its_peers_say() {
 }
 
 #[test]
-fn a_drained_node_without_a_place_is_told_to_end_and_a_member_is_not() {
+fn a_drained_node_without_a_place_must_end_and_a_member_need_not() {
     let mut scene = Scene::new().node("c", json!({ "phase": "waiting" }));
     scene.desired = json!({ "drain": ["c"] });
     let (_, wants) = scene.leader();

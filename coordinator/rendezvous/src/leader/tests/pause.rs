@@ -4,7 +4,7 @@ use super::*;
 use crate::job::Fate;
 
 #[test]
-fn a_paused_job_waits_for_its_resume_and_goes_on_with_its_ranks() {
+fn a_paused_job_waits_for_its_resume_and_keeps_its_ranks() {
     for policy in ["failures", "all"] {
         // Given a job at work, when its operator pauses it
         let mut scene = Scene { policy, ..Scene::new() };
@@ -52,7 +52,7 @@ fn a_paused_job_waits_for_its_resume_and_goes_on_with_its_ranks() {
 }
 
 #[test]
-fn a_job_that_is_resumed_has_its_join_timeout_anew_and_a_paused_one_has_none() {
+fn a_resumed_job_has_its_whole_join_timeout_and_a_paused_one_has_none() {
     // Given a job paused before its first round, with fewer nodes than it needs
     let mut scene = Scene { fewest: 3, ..Scene::new() };
     (scene.nodes, scene.ranks) = (vec![("a", json!({ "phase": "waiting" }))], vec![]);

@@ -4,7 +4,7 @@ use super::*;
 use crate::kv::Guard;
 
 #[test]
-fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
+fn a_leader_record_without_a_holder_is_warned_of_and_replaced() {
     let record = json!({ "node": "b:1", "peer": { "host": "mute", "port": 1 } }).to_string();
     let key = keys().leader();
     for (what, value, lease) in [

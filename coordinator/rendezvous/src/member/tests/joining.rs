@@ -4,7 +4,7 @@ use super::*;
 use crate::job::{Protocols, Release};
 
 #[test]
-fn a_newcomer_joins_a_job_whose_operators_word_nobody_can_read() {
+fn a_newcomer_joins_a_job_whose_operators_record_cannot_be_read() {
     for flags in [3, 2] {
         let mut setup = setup();
         setup.spec.max_nodes = flags;

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn no_date_is_unknown_and_an_absurd_one_harms_nobody() {
+    fn no_date_is_unknown_and_an_absurd_one_does_no_harm() {
         assert_eq!(judge("m", &Err("no date".to_owned())).state, State::Unknown);
         let absurd = Reading { asked_ms: 0, answered_ms: u64::MAX, date_ms: u64::MAX };
         assert_eq!(judge("m", &Ok(absurd)).state, State::Ok);

@@ -321,7 +321,7 @@ fn every_wish_can_be_asked_for_and_what_is_missing_is_named() {
 }
 
 #[test]
-fn who_calls_is_told() {
+fn a_caller_learns_its_own_name_and_role() {
     let user = |jobs: Option<&[&str]>| {
         let jobs = jobs.map(|jobs| jobs.iter().map(|job| job.parse().unwrap()).collect());
         let sha256 = Fingerprint::of("t");

@@ -105,7 +105,7 @@ fn what_cannot_be_reached_is_named_with_the_step_that_fails() {
 }
 
 #[test]
-fn what_is_not_told_is_unknown_and_fails_nothing() {
+fn what_is_not_reported_is_unknown_and_fails_nothing() {
     let denied = || StoreError::Denied { endpoints: "m1".to_owned(), cause: "only root".to_owned() };
     let mut cluster = Cluster { endpoints: vec![well(1)], ..Cluster::default() };
     for endpoint in &mut cluster.endpoints {
@@ -162,7 +162,7 @@ fn releases_sizes_and_times_have_their_bounds() {
 }
 
 #[test]
-fn what_matters_with_users_is_told_to_them_alone() {
+fn what_matters_only_with_users_is_shown_only_then() {
     let mut cluster = three();
     assert!(told(&cluster).iter().all(|finding| finding.state == State::Ok));
     cluster.users = true;

@@ -112,7 +112,7 @@ fn a_job_that_has_ended_or_lost_all_nodes_says_so() {
 }
 
 #[test]
-fn nobody_leads_or_a_coordinator_that_cannot_be_reached_does() {
+fn no_leader_and_an_unreachable_leader_are_findings() {
     let mut seen = runs();
     seen.job.leader = None;
     seen.says("leader", "job train", State::Warning, "no node leads");
@@ -155,7 +155,7 @@ fn a_node_that_waits_beside_a_running_round_is_a_spare_a_newcomer_or_starting() 
 }
 
 #[test]
-fn another_protocol_or_several_releases_are_told() {
+fn another_protocol_or_several_releases_are_findings() {
     let mut seen = runs();
     assert!(judge(&seen).iter().all(|line| line.check != "protocol"));
     seen.job.protocol = Some(JobProtocol { version: Protocols::OURS.newest, release: None });

@@ -159,7 +159,7 @@ fn an_open_job_tells_which_of_its_nodes_are_silent() {
 }
 
 #[test]
-fn keys_are_told_apart_in_whatever_pieces_a_terminal_sends() {
+fn keys_are_read_in_any_pieces_that_a_terminal_sends() {
     for (bytes, keys) in [
         (&b"\x1b[A\x1bOBq"[..], vec![Key::Up, Key::Down, Key::Quit]),
         (b"\x1b", vec![Key::Back]),
