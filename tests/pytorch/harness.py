@@ -64,7 +64,7 @@ def digits(count: int):
 
     import torch
 
-    path = pathlib.Path(__file__).parents[2] / "trainer" / "data" / "digits.csv.gz"
+    path = pathlib.Path(__file__).parents[2] / "trainer" / "models" / "data" / "digits.csv.gz"
     with gzip.open(path, "rt") as lines:
         rows = torch.tensor([[float(cell) for cell in line.split(",")] for line, _ in zip(lines, range(count))])
     return rows[:, :64] / 16, rows[:, 64].long()
