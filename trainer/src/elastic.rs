@@ -150,6 +150,8 @@ impl<'a> Elastic<'a> {
     /// Trains until the last step, the first error that no next round can fix, or a stop; tells the agent why when it
     /// is an error.
     ///
+    /// From then on a signal ends the process at once.
+    ///
     /// After an error of which [`TrainError::is_stuck`] is true (only NCCL brings it about), the program must end by
     /// `libc::_exit(1)`: whatever else ends a process would wait for a thread that never comes back.
     pub fn run<M: Model>(self, model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<Outcome, TrainError> {
@@ -162,7 +164,6 @@ impl<'a> Elastic<'a> {
         let feed = Feed::new(data, &settings);
         // A read that a reader is at holds up the end of this function, but neither the peers nor the agent.
         thread::scope(|scope| {
-            let _readers = feed.start(scope);
             // To be known to the agent is to be ready: what takes long comes first.
             let ready = Ready::make(&settings, &environment, model, &feed);
             let ready = match ready {
@@ -170,6 +171,7 @@ impl<'a> Elastic<'a> {
                 Err(error) if environment.warm_up => return Err(error),
                 ready => ready,
             };
+            let _readers = ready.is_ok().then(|| feed.start(scope));
             let (mut agent, assignment) = match &environment.agent {
                 None => (None, None),
                 Some(path) => {
@@ -193,6 +195,8 @@ impl<'a> Elastic<'a> {
                     Err(_) => agent.failing(FailureClass::Permanent, ""),
                 }
             }
+            // Nothing is left to save: a later signal need not wait for a reader.
+            stop.release_signals();
             result.unwrap_or_else(|panic| resume_unwind(panic))
         })
     }

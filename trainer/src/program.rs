@@ -147,8 +147,6 @@ impl Process {
             elastic = elastic.observer(observer.as_mut());
         }
         let outcome = elastic.run(&model, &data)?;
-        // What follows may take long, and there is nothing more to save.
-        self.stop.release_signals();
         let judged = (outcome.rank == 0).then(|| task.judge(&model, &data, outcome.state.parameters())).flatten();
         let mut out = io::stdout();
         let told = judged.map_or(Ok(()), |judged| writeln!(out, "{judged}"));

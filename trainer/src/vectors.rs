@@ -20,18 +20,18 @@ macro_rules! on_vectors {
 
 struct Loops<F>(F);
 
-impl<R, F: FnMut() -> R> WithSimd for Loops<F> {
+impl<R, F: FnOnce() -> R> WithSimd for Loops<F> {
     type Output = R;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(mut self, _: S) -> R {
+    fn with_simd<S: Simd>(self, _: S) -> R {
         (self.0)()
     }
 }
 
 /// What [`on_vectors`](crate::on_vectors) calls.
 #[inline(always)]
-pub fn run<R>(loops: impl FnMut() -> R) -> R {
+pub fn run<R>(loops: impl FnOnce() -> R) -> R {
     Arch::new().dispatch(Loops(loops))
 }
 

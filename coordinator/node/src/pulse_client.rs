@@ -55,7 +55,7 @@ struct Opened {
 /// The pause after a stream that lasted so long. Where thousands follow one leader, those that it has no time for must
 /// not come back at once.
 fn pause_after(last: Duration, lasted: Duration, beat: Duration) -> Duration {
-    if lasted >= beat * 2 { AGAIN } else { (last * 2).min(SELDOM) }
+    if lasted >= beat * 2 { AGAIN } else { (last * 2).min(SELDOM).min(beat * 2) }
 }
 
 impl PulseClient {
@@ -72,7 +72,7 @@ impl PulseClient {
                 let _ = self.inbox.send(MemberInput::LeaderDead(self.term));
                 return;
             }
-            sleep(pause).await;
+            sleep(pause.mul_f64(rand::random_range(0.5..=1.0))).await;
         }
     }
 

@@ -6,11 +6,12 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use elastic_collective::tree::Node;
 use elastic_models::{Rows, gpt::Size, gpt::Tokens};
 use elastic_trainer::data::{Data, Order, StepSamples};
+use elastic_trainer::engine::feed::Feed;
 use elastic_trainer::engine::gradient::{GradientTask, GradientThreads, Work};
 use elastic_trainer::engine::interruption::Interruption;
 use elastic_trainer::model::{AdamW, Model, Optimizer, Stride};
 use elastic_trainer::random::unit;
-use elastic_trainer::{SampleError, State, Step, Stop};
+use elastic_trainer::{SampleError, Settings, State, Step, Stop};
 
 pub(crate) const MLP: [usize; 4] = [784, 512, 512, 10];
 /// GPTs, with their names and the sequences in a step.
@@ -76,6 +77,7 @@ impl<B: Default + Send> Data for Shards<B> {
 pub(crate) struct Run<M: Model> {
     model: M,
     data: Shards<M::Batch>,
+    settings: Settings,
     rule: Optimizer,
     state: State,
     threads: GradientThreads<M>,
@@ -89,7 +91,7 @@ impl<M: Model> Run<M> {
             GradientThreads::new(NonZeroUsize::new(threads).expect("a thread"), shards, &model).expect("replicas");
         let first = model.init(1).expect("first parameters");
         let rule = Optimizer::AdamW(AdamW::new(0.1));
-        Run { state: State::new(first, &rule), rule, data, threads, model }
+        Run { settings: Settings::default(), state: State::new(first, &rule), rule, data, threads, model }
     }
 
     /// The mean time of a step, in milliseconds, over `steps` steps.
@@ -106,10 +108,10 @@ impl<M: Model> Run<M> {
             model: &self.model,
             parameters: self.state.parameters(),
             work: Work::Gradient,
-            data: &self.data,
+            feed: &Feed::new(&self.data, &self.settings),
             order: &Order::new(0, self.data.samples()),
             batch: StepSamples { step: 1, epoch: 0, first: 0, end: u64::from(shards) },
-            next: None,
+            later: Vec::new(),
             shards,
             micro_batch: None,
             interruption: &Interruption::new(&stop, 0),

@@ -9,9 +9,11 @@ use elastic_trainer::on_vectors;
 
 /// Side of the tiles in which a matrix is transposed.
 const SIDE: usize = 16;
+/// The most numbers that are copied: 64 MB for each thread.
+const MOST: usize = 1 << 24;
 
 thread_local! {
-    /// Room for that copy.
+    /// Room for a right factor that is copied first.
     static COPY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -49,7 +51,7 @@ impl<'a> Matrix<'a> {
     /// of the cache, so that it reads each line again and again.
     fn is_copied_first(self, rows: usize) -> bool {
         let whole_tiles = self.rows.is_multiple_of(SIDE) && self.columns.is_multiple_of(SIDE);
-        self.strides.1.is_multiple_of(256) && whole_tiles && rows >= 32
+        self.strides.1.is_multiple_of(256) && whole_tiles && rows >= 32 && self.rows * self.columns <= MOST
     }
 
     /// Copies a transposed matrix into `room`, row by row.

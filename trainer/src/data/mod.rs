@@ -94,6 +94,10 @@ impl SampleError {
         self.sample
     }
 
+    pub(crate) fn cause(&self) -> &str {
+        &self.cause
+    }
+
     fn advice(&self) -> &'static str {
         match self.kind {
             Kind::Damaged => "; repair it, or leave it out with --unreadable skip: each restart would meet it again",

@@ -87,7 +87,7 @@ impl<M: Model> GradientTask<'_, M> {
     /// tree: who computes a shard does not change its bits.
     pub fn sum_under(&self, node: Node, threads: &mut GradientThreads<M>) -> Vec<f32> {
         let GradientThreads { pool, all_buffers } = threads;
-        let parts = parts_of(node, all_buffers.len());
+        let parts = parts_of(node, pool.threads());
         let mut sums = vec![Vec::new(); parts.len()];
         let shares = parts.iter().zip(&mut *all_buffers).zip(&mut sums).collect();
         pool.each(shares, |((&part, buffers), sum)| *sum = self.sum_of(part, buffers));

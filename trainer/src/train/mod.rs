@@ -282,7 +282,10 @@ impl<'a, M: Model> Trainer<'a, M> {
                 return Err(TrainError::Stopped);
             }
             let Some(Reduced { loss, votes }) = self.reduce(group, &nodes)? else { return Ok(None) };
-            let skipped = skipped(self.run.feed, group)?;
+            let skipped = match skipped(self.run.feed, group) {
+                Err(EngineError::Again) => return Ok(None),
+                skipped => skipped?,
+            };
             self.advance(&rate, loss, skipped)?;
             self.keeper.hear_share_votes(votes, self.held.state.step)?;
             self.hear_votes(group, votes, &mut drain_known)?;
@@ -466,9 +469,16 @@ fn job_of(settings: &Settings, environment: &Environment, job: &str) -> String {
 }
 
 /// How many samples all ranks have left out of a step, if they may: whole numbers, whose sum has no order.
-fn skipped<B: Default + Send>(feed: &Feed<'_, B>, group: &mut Group) -> Result<Option<u64>, TrainError> {
-    let all = feed.skips().then(|| group.gather([feed.skipped()])).transpose()?;
-    Ok(all.map(|all| all.iter().flatten().sum()))
+fn skipped<B: Default + Send>(feed: &Feed<'_, B>, group: &mut Group) -> Result<Option<u64>, EngineError> {
+    if !feed.skips() {
+        return Ok(None);
+    }
+    // In the form of the words before a sum over NCCL, because a rank where that failed says so with these.
+    let all = group.gather([feed.skipped(), 0])?;
+    if all.iter().any(|[_, failed]| *failed > 0) {
+        return Err(EngineError::Again);
+    }
+    Ok(Some(all.iter().map(|[skipped, _]| skipped).sum()))
 }
 
 /// Whether this rank asks all ranks to end the round.

@@ -11,6 +11,8 @@ use crate::time::Time;
 
 /// Pause between looks at a job that cannot be joined yet.
 const AGAIN: Duration = Duration::from_millis(500);
+/// A store is slow that takes this part of `lease_ttl` for an answer.
+const SLOW: u32 = 10;
 
 /// What a node knows of a job that it has not joined yet.
 #[derive(Debug, Clone, Default)]
@@ -97,7 +99,7 @@ impl Member {
         self.mode = Mode::Waiting(None);
         if self.lease.id().is_none() {
             // Of those that a slow store keeps waiting, not all ask again at once.
-            let slow = self.store_is_slow();
+            let slow = self.answered_in * SLOW >= self.spec.timings.lease_ttl;
             let pause = if slow { self.jitter(self.answered_in.min(LONGEST)) } else { Duration::ZERO };
             self.timers.set(Timer::Lease, now + pause);
         }

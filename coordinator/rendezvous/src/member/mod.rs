@@ -305,9 +305,6 @@ pub struct Member {
     granted: Time,
     /// When it was last known to be good.
     renewed: Time,
-    /// How long it lasts without renewals, and the one that was asked for last.
-    lasts: Duration,
-    asked_for: Duration,
     /// How long the store took for its last answer.
     answered_in: Duration,
     proofs: Proofs,
@@ -357,8 +354,6 @@ impl Member {
             lease: Lease::None,
             granted: Time::ZERO,
             renewed: Time::ZERO,
-            lasts: Duration::ZERO,
-            asked_for: Duration::ZERO,
             answered_in: Duration::ZERO,
             proofs: Proofs::default(),
             leadership: Leadership::default(),

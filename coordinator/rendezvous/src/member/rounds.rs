@@ -225,10 +225,6 @@ impl Member {
                 self.seat.known = Some(looked);
                 self.mode = Mode::Starting(sealed.number);
                 self.workers = Workers::Alive(sealed.number);
-                if self.lasts > self.spec.timings.lease_ttl {
-                    // It was renewed as seldom as suits a newcomer.
-                    self.timers.set(Timer::Lease, now);
-                }
                 out.push(
                     Command::Start(Box::new(Start {
                         round: round.value,

@@ -113,12 +113,12 @@ impl Data for Numbers<'_> {
     fn read(&self, samples: &[u64], step: &Step<'_>, batch: &mut Vec<f32>) -> Result<(), SampleError> {
         self.log.add(format!("{} {}", if step.trains() { "read" } else { "read held-out after" }, step.number()));
         thread::sleep(self.takes);
-        for (sample, flaw) in self.flaws.iter().filter(|(sample, _)| samples.contains(sample)) {
-            match flaw {
-                Flaw::Damage => return Err(SampleError::damaged(*sample, "its checksum differs")),
-                Flaw::Absence => return Err(SampleError::unavailable(*sample, "the server is away")),
+        if let Some((sample, flaw)) = self.flaws.iter().find(|(sample, _)| samples.contains(sample)) {
+            return Err(match flaw {
+                Flaw::Damage => SampleError::damaged(*sample, "its checksum differs"),
+                Flaw::Absence => SampleError::unavailable(*sample, "the server is away"),
                 Flaw::Panic => std::panic::panic_any(format!("index {sample} is out of bounds")),
-            }
+            });
         }
         batch.clear();
         batch.extend(samples.iter().map(|&sample| sample as f32 + step.random(sample).unit()));

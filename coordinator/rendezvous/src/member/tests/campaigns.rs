@@ -134,8 +134,16 @@ fn a_newcomer_opens_its_stream_to_the_leader_once_its_key_is_written() {
     assert_eq!(opened(&out), 0, "{out:?}");
     let out = member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), leader()]));
     assert_eq!(opened(&out), 1, "{out:?}");
-    // And to no leader twice.
+    // And to no leader twice, though it reads that its key is there.
+    let own = serde_json::to_string(&member.wanted().unwrap()).unwrap();
+    let own = kv(keys().node(&member.id()), &own, 11, 11, Some(LeaseId(7)));
     member.step(NOW, MemberInput::Watched(WatchUpdate::Snapshot { revision: Revision(21), values: vec![] }));
-    let out = member.step(NOW, answer(Call::ReadBack, true, 22, vec![Some(round(3, 3, forming())), leader()]));
+    let read = vec![Some(round(3, 3, forming())), leader(), Some(own), None];
+    let out = member.step(NOW, answer(Call::ReadBack, true, 22, read));
+    assert_eq!(member.own.created(), Some(Revision(11)));
     assert_eq!(opened(&out), 0, "{out:?}");
+    // To the next one it does.
+    let next = json!({ "node": "c:1", "peer": { "host": "h", "port": 2 } }).to_string();
+    let out = member.step(NOW, news(kv(keys().leader(), &next, 9, 30, Some(LeaseId(10)))));
+    assert_eq!(opened(&out), 1, "{out:?}");
 }

@@ -2,7 +2,6 @@
 
 mod campaigns;
 mod joining;
-mod leases;
 mod rules;
 
 use serde_json::{Value, json};
