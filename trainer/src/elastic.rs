@@ -150,7 +150,7 @@ impl<'a> Elastic<'a> {
     /// Trains until the last step, the first error that no next round can fix, or a stop; tells the agent why when it
     /// is an error.
     ///
-    /// From then on a signal ends the process at once.
+    /// After that a signal ends the process at once.
     ///
     /// After an error of which [`TrainError::is_stuck`] is true (only NCCL brings it about), the program must end by
     /// `libc::_exit(1)`: whatever else ends a process would wait for a thread that never comes back.
