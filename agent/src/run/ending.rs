@@ -73,7 +73,18 @@ pub(super) async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
     let range = keys.nodes();
     let are_there = async || store.range(&range).await.map(|(nodes, _)| !nodes.is_empty());
     let longest = if final_save::may_matter(end) { LEAVE_LAST + final_save::LIMIT } else { LEAVE_LAST };
-    if tokio::time::timeout(longest, others_left(are_there)).await.is_err() {
+    let left = async {
+        others_left(are_there).await;
+        // An empty list shows that the job has ended, not that all have read so: a watch may not have come back yet from
+        // one that served the store before.
+        if let Some(group) = &backend.group {
+            group.leave().await;
+        }
+        // The watches of the other nodes deliver the result before the nodes' keys go. Answers and letters that are under
+        // way get a moment.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    if tokio::time::timeout(longest, left).await.is_err() {
         tracing::warn!("some nodes have not left; their store ends with this agent");
     }
 }
@@ -85,15 +96,11 @@ async fn others_left(are_there: impl AsyncFn() -> Result<bool, StoreError>) {
     loop {
         match are_there().await {
             Ok(true) => answered = Instant::now(),
-            Ok(false) => break,
             Err(_) if answered.elapsed() < FAILS_OVER => {}
-            Err(_) => return,
+            Ok(false) | Err(_) => return,
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // The watches of the other nodes deliver the result before the nodes' keys go. Answers that are under way get a
-    // moment.
-    tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
 #[cfg(test)]

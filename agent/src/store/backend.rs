@@ -10,7 +10,7 @@ use elastic_rendezvous::job::{Endpoint, Timings};
 use elastic_rendezvous::time::Time;
 use elastic_store::embedded::MemoryStore;
 use elastic_store::embedded::mvcc::Limits;
-use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Options, Replicas};
+use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Group, Options, Replicas};
 use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
 use elastic_store::metered::{CallObserver, Metered};
 use elastic_store::tls::MutualTls;
@@ -78,11 +78,13 @@ pub(crate) struct Backend {
     /// Where agents serve the store from their memory, if another agent does: it is gone with most of them.
     pub hosts: Vec<Endpoint>,
     pub name: String,
+    /// Those that hold the store together, if this process is one of them.
+    pub group: Option<Arc<Group>>,
 }
 
 impl Backend {
     fn of(rendezvous: JobStore, name: String) -> Backend {
-        Backend { rendezvous, serves: false, hosts: Vec::new(), name }
+        Backend { rendezvous, serves: false, hosts: Vec::new(), name, group: None }
     }
 
     /// The store, if the nodes meet by our own protocol.

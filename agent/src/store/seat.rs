@@ -27,18 +27,17 @@ pub(super) async fn replicated(
     let begun = elastic_store::clock::now();
     let names: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
     let server = take_seat(endpoints, &names, way).await?;
-    let has_seat = server.is_some();
+    let group = server.as_ref().and_then(|(server, _)| server.group());
     if let Some((server, endpoint)) = server {
         if way.network.leaves_open(endpoint) {
             tracing::warn!("{}", backend::open_to_all(endpoint));
         }
-        let group = server.group();
         tokio::spawn(async move {
             if let Err(error) = server.serve(std::future::pending()).await {
                 tracing::error!(%error, "this agent's part of the job's store has failed");
             }
         });
-        if let Some(group) = group
+        if let Some(group) = &group
             && timeout(AGREE.min(patience), group.is_served()).await.is_err()
         {
             let (missing, hint) = (group.missing(), hint(endpoints).await);
@@ -51,7 +50,7 @@ pub(super) async fn replicated(
     let advice = "the store is served while two of the three agents at --rdzv-endpoint are there";
     let found = backend::etcd(config, None, &Patience::of(left, advice, way)).await?;
     let name = format!("the store held by the agents at {}", names.join(", "));
-    Ok(Backend { name, serves: has_seat, hosts: endpoints.to_vec(), ..found })
+    Ok(Backend { name, serves: group.is_some(), hosts: endpoints.to_vec(), group, ..found })
 }
 
 /// Says where the endpoints themselves are why no other agent comes.

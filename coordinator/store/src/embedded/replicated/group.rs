@@ -188,6 +188,14 @@ impl Group {
         }
     }
 
+    /// Tells the others that this process needs the store no more, and waits until that is so of all that are there.
+    pub async fn leave(&self) {
+        self.act(|replica, now| ((), replica.leave(now)));
+        while !self.lock().replica.may_leave(crate::clock::now()) {
+            tokio::time::sleep(TICK).await;
+        }
+    }
+
     /// Waits a moment until this process serves; else a client has to look elsewhere.
     async fn serves(&self) -> RpcResult<()> {
         let mut standing = self.standing.subscribe();

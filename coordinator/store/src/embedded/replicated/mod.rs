@@ -19,10 +19,12 @@
 //!   no two clusters of the three can serve at once.
 //! - Of two that vote, each has all that was agreed on. So where one's life has ended, the other continues, once a third
 //!   has the state too. Before a third gets a vote, the two agree who it is: then the other needs it to continue.
+//! - None leaves while another that is there still needs the store: each says so in its letters.
 //! - Who cannot have a cluster any more begins a new life. For the others that is the same as a crash.
 
 mod group;
 mod leading;
+mod leaving;
 mod life;
 mod log;
 mod post;

@@ -79,6 +79,8 @@ pub(super) struct Heard {
     pub(super) life: u64,
     pub(super) cluster: u64,
     pub(super) at: Time,
+    /// It needs the store no more.
+    pub(super) leaves: bool,
 }
 
 /// One of the agents that hold the store.
@@ -108,6 +110,8 @@ pub struct Replica {
     pub(super) heard: Vec<Option<Heard>>,
     /// Lives that have certainly ended.
     pub(super) ended: BTreeSet<u64>,
+    /// Since when its process needs the store no more.
+    pub(super) leaves: Option<Time>,
     pub(super) out: Vec<Output>,
 }
 
@@ -136,6 +140,7 @@ impl Replica {
             led: now,
             heard: vec![None; endpoints.len()],
             ended: BTreeSet::new(),
+            leaves: None,
             out: Vec::new(),
         };
         replica.life = replica.draw();
@@ -208,9 +213,17 @@ impl Replica {
             term,
             to_seat: seat as u32,
             endpoints: self.endpoints,
+            leaves: self.leaves.is_some(),
             body: Some(body),
         };
         self.out.push(Output::Send(seat, letter));
+    }
+
+    pub(super) fn greet(&mut self, now: Time) {
+        self.greeted = now;
+        for seat in self.others() {
+            self.send(seat, 0, Body::Hello(Hello { ended: 0 }));
+        }
     }
 
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -257,12 +270,9 @@ impl Replica {
     /// Time passes: to be called about each 50 ms.
     pub fn tick(&mut self, now: Time) -> Vec<Output> {
         self.reconsider(now);
-        let greets = !matches!(self.role, Role::Leader { .. }) && !self.votes();
-        if greets && now.since(self.greeted) >= BEAT {
-            self.greeted = now;
-            for seat in self.others() {
-                self.send(seat, 0, Body::Hello(Hello { ended: 0 }));
-            }
+        let is_new = !matches!(self.role, Role::Leader { .. }) && !self.votes();
+        if (is_new || self.leaves.is_some()) && now.since(self.greeted) >= BEAT {
+            self.greet(now);
         }
         match &self.role {
             Role::Fresh => self.found(now),
@@ -288,7 +298,9 @@ impl Replica {
         {
             self.ended.insert(ended);
         }
-        self.heard[seat] = Some(Heard { life: letter.life, cluster: letter.cluster, at: now });
+        // A letter that comes late takes nothing back.
+        let leaves = letter.leaves || self.heard[seat].is_some_and(|heard| heard.leaves && heard.life == letter.life);
+        self.heard[seat] = Some(Heard { life: letter.life, cluster: letter.cluster, at: now, leaves });
         if let Some(body) = letter.body {
             self.read(now, seat, Letter { body: None, ..letter }, body);
         }

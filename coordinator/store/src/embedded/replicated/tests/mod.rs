@@ -175,6 +175,14 @@ impl World {
         }
     }
 
+    /// It needs the store no more, and ends once it may.
+    fn leave(&mut self, seat: usize) {
+        let now = self.now;
+        let Some(Process { replica, ahead, .. }) = &mut self.seats[seat] else { panic!("{seat} has ended") };
+        let outputs = replica.leave(Time::from_millis(now + *ahead));
+        self.carry_out(seat, outputs);
+    }
+
     fn voters(&self, seat: usize) -> &Voters {
         let Some(Process { replica, .. }) = &self.seats[seat] else { panic!("{seat} has ended") };
         replica.log.voters().1
@@ -209,8 +217,12 @@ impl World {
                 if self.now % TICK == seat as u64 * 7
                     && let Some(Process { replica, ahead, .. }) = &mut self.seats[seat]
                 {
-                    let outputs = replica.tick(Time::from_millis(self.now + *ahead));
+                    let now = Time::from_millis(self.now + *ahead);
+                    let (may_leave, outputs) = (replica.may_leave(now), replica.tick(now));
                     self.carry_out(seat, outputs);
+                    if may_leave {
+                        self.end(seat);
+                    }
                 }
             }
             if self.now.is_multiple_of(97) {
@@ -301,6 +313,35 @@ fn whichever_ends_the_other_two_continue_and_it_comes_back() {
         }
         assert_eq!(world.serves_within(5_000), cluster);
         world.check_stores();
+    }
+}
+
+#[test]
+fn none_leaves_another_that_needs_the_store() {
+    for seed in 0..200 {
+        let mut world = World::new(seed);
+        world.lossy = seed as u32 / 4 % 10;
+        (0..3).for_each(|seat| world.start(seat));
+        world.all_vote_within(40_000);
+        let cluster = world.serves_within(40_000);
+        // One of them may have ended a moment ago.
+        let lost = seed as usize % 4;
+        if lost < 3 {
+            world.end(lost);
+            let time = world.choices.random_range(0..6_000);
+            world.run(time);
+        }
+        let first = (seed as usize / 4 + 1) % 3;
+        let order = (0..3).map(|turn| (first + turn) % 3).filter(|&seat| seat != lost);
+        for seat in order {
+            let time = world.choices.random_range(0..6_000);
+            world.run(time);
+            assert_eq!(world.serves_within(40_000), cluster, "{seat} was left, with seed {seed}");
+            world.leave(seat);
+        }
+        // The last word may be lost, and a letter from before it comes late.
+        world.run(8_000);
+        assert!(world.seats.iter().all(Option::is_none), "one stays, with seed {seed}");
     }
 }
 

@@ -1,0 +1,67 @@
+//! Who may leave the others, and when.
+//!
+//! Two of the three are needed to serve, so the last two could not leave one after the other without a word: the one
+//! that is left could read nothing more. So each first says that it needs the store no more, and leaves once all that
+//! are there have said so. That is in the letters, not in the store: to read it takes no majority.
+
+use std::time::Duration;
+
+use elastic_rendezvous::time::Time;
+
+use super::replica::{ELECTION, Heard, Output, Replica};
+
+/// One that was not heard for this long is gone.
+const GONE: Duration = ELECTION.saturating_mul(3);
+
+/// How long one that was silent has to answer. One that follows another has no letters for this one until it is asked.
+const ANSWER: Duration = ELECTION;
+
+/// Whether a seat, of which this was heard last, keeps one here that leaves since then.
+fn is_needed_by(heard: Option<Heard>, since: Time, now: Time) -> bool {
+    heard.is_some_and(|heard| !heard.leaves && (now.since(heard.at) < GONE || now.since(since) < ANSWER))
+}
+
+impl Replica {
+    /// Its process needs the store no more, and tells the others.
+    pub fn leave(&mut self, now: Time) -> Vec<Output> {
+        self.leaves.get_or_insert(now);
+        self.greet(now);
+        std::mem::take(&mut self.out)
+    }
+
+    /// Whether it leaves, and none that is there needs it.
+    pub fn may_leave(&self, now: Time) -> bool {
+        self.leaves.is_some_and(|since| !self.others().any(|seat| is_needed_by(self.heard[seat], since, now)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_needed_by_those_that_are_there_and_have_not_said_otherwise() {
+        let at = Time::from_millis;
+        let heard = |at, leaves| Some(Heard { life: 7, cluster: 4, at: Time::from_millis(at), leaves });
+        for (last, since, now, needed) in [
+            // Never there.
+            (None, 10_000, 10_000, false),
+            // There, and it needs the store.
+            (heard(9_950, false), 10_000, 10_000, true),
+            (heard(12_900, false), 10_000, 15_000, true),
+            // It has said that it does not, and may have left since.
+            (heard(9_950, true), 10_000, 10_000, false),
+            (heard(9_950, true), 10_000, 30_000, false),
+            // Silent as one that follows another is.
+            (heard(1_000, false), 10_000, 10_000, true),
+            (heard(1_000, false), 10_000, 10_999, true),
+            (heard(1_000, false), 10_000, 11_000, false),
+            // Gone while this one waited for it.
+            (heard(10_500, false), 10_000, 13_499, true),
+            (heard(10_500, false), 10_000, 13_500, false),
+        ] {
+            let is_needed = is_needed_by(last, at(since), at(now));
+            assert_eq!(is_needed, needed, "{last:?}, leaves since {since}, now {now}");
+        }
+    }
+}
