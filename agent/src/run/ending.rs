@@ -75,8 +75,8 @@ pub(super) async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
     let longest = if final_save::may_matter(end) { LEAVE_LAST + final_save::LIMIT } else { LEAVE_LAST };
     let left = async {
         others_left(are_there).await;
-        // An empty list shows that the job has ended, not that all have read so: a watch may not have come back yet from
-        // one that served the store before.
+        // One transaction ends the job and empties the list, so others may not have read it yet: a watch that was on a
+        // lost host takes a moment to come back.
         if let Some(group) = &backend.group {
             group.leave().await;
         }
