@@ -132,6 +132,7 @@ struct Run {
     first: Revision,
     watcher: Watcher,
     over: Arc<AtomicBool>,
+    values: Arc<AtomicU64>,
     clients: Vec<tokio::task::JoinHandle<Vec<Call>>>,
 }
 
@@ -162,8 +163,7 @@ impl Run {
             };
             tokio::spawn(client.work(over.clone()))
         });
-        let clients = clients.collect();
-        Run { choices: SmallRng::seed_from_u64(seed), config, first, watcher, over, clients }
+        Run { clients: clients.collect(), choices: SmallRng::seed_from_u64(seed), config, first, watcher, over, values }
     }
 
     /// One of the ways fails for a while.
@@ -181,6 +181,9 @@ impl Run {
     }
 
     async fn ends(mut self) {
+        // On a busy machine the time of the faults is too short for enough calls, of which four in ten read.
+        let calls = async || (self.values.load(Ordering::Relaxed) > 400).then_some(());
+        eventually("the clients have made enough calls", LIMIT, calls).await;
         self.over.store(true, Ordering::Relaxed);
         let mut history = Vec::new();
         for client in self.clients.drain(..) {
@@ -198,11 +201,9 @@ impl Run {
         let exchanged =
             history.iter().filter(|&call| guarded(call) && matches!(call.outcome, Outcome::Written(_))).count();
         let unknown = count(|call| call.outcome == Outcome::Unknown);
-        let overlapping = {
-            let mut calls: Vec<(u64, u64)> = history.iter().map(|call| (call.begun, call.ended)).collect();
-            calls.sort_unstable();
-            calls.windows(2).filter(|pair| pair[1].0 < pair[0].1).count()
-        };
+        let mut calls: Vec<(u64, u64)> = history.iter().map(|call| (call.begun, call.ended)).collect();
+        calls.sort_unstable();
+        let overlapping = calls.windows(2).filter(|pair| pair[1].0 < pair[0].1).count();
         println!(
             "{read} reads, {written} writes, of which {exchanged} had a guard, {refused} refused, {unknown} unknown; \
              {overlapping} overlap; {} events",
@@ -227,8 +228,8 @@ impl Run {
             );
         }
 
-        // ... and there was enough to judge, also where other tests leave the clients little time
-        assert!(read > 20 && written > 20 && exchanged > 5 && refused > 5 && unknown > 0 && overlapping > 20);
+        // ... and there was enough to judge
+        assert!(read > 50 && written > 50 && exchanged > 5 && refused > 5 && unknown > 0 && overlapping > 50);
     }
 
     /// All that the watch delivers up to a revision.

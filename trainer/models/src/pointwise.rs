@@ -5,7 +5,7 @@ use elastic_trainer::on_vectors;
 /// Number of partial sums that a row's sum is split into. It fills a vector register, and fixes the order of additions.
 const LANES: usize = 16;
 
-/// `e^x` to about 2 units in the last place, zero below -87 and the largest finite power above 88. After Cephes' `expf`
+/// `e^x` to about 2 units in the last place, the power of -87 below it and that of 88 above it. After Cephes' `expf`
 /// (Moshier, "Methods and programs for mathematical functions", 1989): a power of two times a polynomial.
 #[inline(always)]
 #[allow(clippy::excessive_precision)] // As published.

@@ -6,13 +6,19 @@ use rand::Rng;
 
 use super::{Standing, World};
 
+/// A world in which two have held the store for a second, and the name of what they hold.
+fn two_serve(seed: u64) -> (World, u64) {
+    let mut world = World::new(seed);
+    (0..2).for_each(|seat| world.start(seat));
+    let cluster = world.serves_within(5_000);
+    world.run(1_000);
+    (world, cluster)
+}
+
 #[test]
 fn of_two_one_may_begin_again() {
     for seed in 0..300 {
-        let mut world = World::new(seed);
-        (0..2).for_each(|seat| world.start(seat));
-        let cluster = world.serves_within(5_000);
-        world.run(1_000);
+        let (mut world, cluster) = two_serve(seed);
         let seat = seed as usize % 2;
         world.end(seat);
         world.run(3_000);
@@ -31,10 +37,7 @@ fn of_two_one_may_begin_again() {
 #[test]
 fn while_a_third_gets_its_vote_one_of_the_two_may_begin_again() {
     for seed in 0..400 {
-        let mut world = World::new(seed);
-        (0..2).for_each(|seat| world.start(seat));
-        let cluster = world.serves_within(5_000);
-        world.run(1_000);
+        let (mut world, cluster) = two_serve(seed);
         world.start(2);
         let comes = |world: &World| {
             let mut replicas = world.seats.iter().flatten().map(|process| &process.replica);
@@ -57,10 +60,7 @@ fn while_a_third_gets_its_vote_one_of_the_two_may_begin_again() {
 #[test]
 fn a_third_that_is_given_up_costs_nothing_where_the_leader_ends() {
     for seed in 0..200 {
-        let mut world = World::new(seed);
-        (0..2).for_each(|seat| world.start(seat));
-        let cluster = world.serves_within(5_000);
-        world.run(1_000);
+        let (mut world, cluster) = two_serve(seed);
         let leader = if world.standing(0) == Standing::Serves { 0 } else { 1 };
         world.start(2);
         while world.voters(leader).third_comes == 0 {
@@ -91,10 +91,7 @@ fn a_third_that_is_given_up_costs_nothing_where_the_leader_ends() {
 #[test]
 fn a_third_that_is_needed_does_not_begin_again() {
     for seed in 0..50 {
-        let mut world = World::new(seed);
-        (0..2).for_each(|seat| world.start(seat));
-        let cluster = world.serves_within(5_000);
-        world.run(1_000);
+        let (mut world, cluster) = two_serve(seed);
         let leader = if world.standing(0) == Standing::Serves { 0 } else { 1 };
         world.start(2);
         while world.voters(2).third_comes == 0 {
@@ -113,10 +110,7 @@ fn a_third_that_is_needed_does_not_begin_again() {
 
 /// Any one of the two, or the third that comes to them, ends at any time, while ways are cut and letters lost.
 fn one_ends(seed: u64) {
-    let mut world = World::new(seed);
-    (0..2).for_each(|seat| world.start(seat));
-    let cluster = world.serves_within(5_000);
-    world.run(1_000);
+    let (mut world, cluster) = two_serve(seed);
     world.lossy = world.choices.random_range(0..15);
     world.start(2);
     let seat = world.choices.random_range(0..3);
