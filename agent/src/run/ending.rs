@@ -6,6 +6,7 @@ use std::time::Duration;
 use elastic_rendezvous::End;
 use elastic_rendezvous::job::Keys;
 use elastic_store::StoreError;
+use elastic_store::embedded::Group;
 use tokio::time::Instant;
 
 use crate::cli::{Dialect, Options};
@@ -18,6 +19,20 @@ use crate::workers::final_save;
 /// The longest time that an agent which serves the store waits for the other nodes to leave, if none of them may still
 /// save.
 const LEAVE_LAST: Duration = Duration::from_secs(10);
+
+/// How long agents that hold the store together wait, once the job has a result that stays, for one of them that was
+/// lost: it may be cut off, or its service manager starts it again.
+const COMES_BACK: Duration = Duration::from_secs(20);
+
+/// The same where the job has failed: an agent that is started again would begin it again. Whoever is silent for this
+/// long is gone.
+const GONE: Duration = Duration::from_secs(3);
+
+/// How long such an agent waits before it says for whom.
+const SOON: Duration = Duration::from_secs(2);
+
+/// How long an agent takes to tell the others that it does not come back.
+const LAST_WORD: Duration = Duration::from_millis(250);
 
 /// The longest time that a store which three agents hold goes without an answer while another of them takes it over.
 const FAILS_OVER: Duration = Duration::from_secs(5);
@@ -67,25 +82,69 @@ pub(super) fn tell(report: &Report, form: ReportForm, console: &Console) {
     }
 }
 
+/// How an agent leaves a store that it holds together with others, after its part ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Parting {
+    /// The job has ended: the agent stays until the others know. One that is silent for this long is gone.
+    Last(Duration),
+    /// The job continues without this node, which does not come back.
+    ForGood,
+    /// The job continues, and this node's agent may be started again.
+    AtOnce,
+}
+
+impl Parting {
+    fn after(end: &End) -> Parting {
+        match end {
+            End::Succeeded | End::Closed => Parting::Last(COMES_BACK),
+            End::Failed(..) => Parting::Last(GONE),
+            End::Drained => Parting::ForGood,
+            End::Refused(_) | End::StoreLost(_) => Parting::AtOnce,
+        }
+    }
+}
+
 /// An agent that serves the store stays until the other nodes have read the result and left.
 pub(super) async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
     let Some(store) = backend.store() else { return };
+    let parting = Parting::after(end);
+    match (&backend.group, &parting) {
+        (Some(group), Parting::ForGood) => {
+            // How the others see it does not matter here.
+            let _ = tokio::time::timeout(LAST_WORD, group.leave(Duration::ZERO)).await;
+            return;
+        }
+        (Some(_), Parting::AtOnce) => return,
+        _ => {}
+    }
     let range = keys.nodes();
     let are_there = async || store.range(&range).await.map(|(nodes, _)| !nodes.is_empty());
     let longest = if final_save::may_matter(end) { LEAVE_LAST + final_save::LIMIT } else { LEAVE_LAST };
-    let left = async {
-        others_left(are_there).await;
-        // One transaction ends the job and empties the list, so others may not have read it yet: a watch that was on a
-        // lost host takes a moment to come back.
-        if let Some(group) = &backend.group {
-            group.leave().await;
-        }
-        // The watches of the other nodes deliver the result before the nodes' keys go. Answers and letters that are under
-        // way get a moment.
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    };
-    if tokio::time::timeout(longest, left).await.is_err() {
+    if tokio::time::timeout(longest, others_left(are_there)).await.is_err() {
         tracing::warn!("some nodes have not left; their store ends with this agent");
+    }
+    // One transaction ends the job and empties the list, so others may not have read it yet: a watch that was on a lost
+    // host takes a moment to come back.
+    if let (Some(group), Parting::Last(gone)) = (&backend.group, parting) {
+        holders_left(group, gone).await;
+    }
+    // The watches of the other nodes deliver the result before the nodes' keys go. Answers and letters that are under way
+    // get a moment.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+/// Waits until none of those that hold the store with this agent needs it.
+async fn holders_left(group: &Group, gone: Duration) {
+    let mut leaving = std::pin::pin!(group.leave(gone));
+    if tokio::time::timeout(SOON, &mut leaving).await.is_ok() {
+        return;
+    }
+    let (agents, longest) = (group.needed_by().join(" and "), COMES_BACK.as_secs());
+    tracing::info!(
+        "the job is over; this agent keeps its result for {agents}, up to {longest} s: a signal (Ctrl-C) ends the wait"
+    );
+    if tokio::time::timeout(COMES_BACK, leaving).await.is_err() {
+        tracing::warn!("{agents} did not come back in time; the job's store ends with this agent");
     }
 }
 
@@ -111,6 +170,23 @@ mod tests {
 
     fn no_leader() -> Result<bool, StoreError> {
         Err(StoreError::Unavailable { endpoints: "a,b,c".into(), cause: "no leader".into() })
+    }
+
+    #[test]
+    fn of_those_that_hold_a_store_one_stays_until_the_others_know_the_result() {
+        let why = || "why".to_owned();
+        for (end, parting) in [
+            (End::Succeeded, Parting::Last(COMES_BACK)),
+            (End::Closed, Parting::Last(COMES_BACK)),
+            // An agent that comes back now begins the job again.
+            (End::Failed(None, why()), Parting::Last(GONE)),
+            // The others continue.
+            (End::Drained, Parting::ForGood),
+            (End::Refused(why()), Parting::AtOnce),
+            (End::StoreLost(why()), Parting::AtOnce),
+        ] {
+            assert_eq!(Parting::after(&end), parting, "{end:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -261,9 +261,7 @@ async fn leave(
 ) -> anyhow::Result<End> {
     let idle = local.group.state().borrow().round == 0;
     local.group.conclude(ending::reason(&end));
-    // Of those that hold the store together, one may leave a job that continues.
-    let stays = backend.hosts.is_empty() || !matches!(end, End::Drained);
-    if backend.serves && stays {
+    if backend.serves {
         tokio::select! {
             () = ending::leave_last(&backend, keys, &end) => {}
             caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),

@@ -188,12 +188,19 @@ impl Group {
         }
     }
 
-    /// Tells the others that this process needs the store no more, and waits until that is so of all that are there.
-    pub async fn leave(&self) {
-        self.act(|replica, now| ((), replica.leave(now)));
+    /// Tells the others that this process needs the store no more, and waits until that is so of all that are there, or
+    /// were heard within the time after which one is `gone`.
+    pub async fn leave(&self, gone: Duration) {
+        self.act(|replica, now| ((), replica.leave(now, gone)));
         while !self.lock().replica.may_leave(crate::clock::now()) {
             tokio::time::sleep(TICK).await;
         }
+    }
+
+    /// The endpoints of those for which [`Group::leave`] still waits.
+    pub fn needed_by(&self) -> Vec<&str> {
+        let seats = self.lock().replica.needed_by(crate::clock::now());
+        seats.into_iter().map(|seat| self.endpoints[seat].as_str()).collect()
     }
 
     /// Waits a moment until this process serves; else a client has to look elsewhere.

@@ -3,6 +3,9 @@
 //! Two of the three are needed to serve, so the last two could not leave one after the other without a word: the one
 //! that is left could read nothing more. So each first says that it needs the store no more, and leaves once all that
 //! are there have said so. That is in the letters, not in the store: to read it takes no majority.
+//!
+//! One that is silent without that word may be cut off, or is being started again. How long the others wait for it is
+//! up to those who know what it would come back for.
 
 use std::time::Duration;
 
@@ -10,28 +13,39 @@ use elastic_rendezvous::time::Time;
 
 use super::replica::{ELECTION, Heard, Output, Replica};
 
-/// One that was not heard for this long is gone.
-const GONE: Duration = ELECTION.saturating_mul(3);
-
 /// How long one that was silent has to answer. One that follows another has no letters for this one until it is asked.
 const ANSWER: Duration = ELECTION;
 
-/// Whether a seat, of which this was heard last, keeps one here that leaves since then.
-fn is_needed_by(heard: Option<Heard>, since: Time, now: Time) -> bool {
-    heard.is_some_and(|heard| !heard.leaves && (now.since(heard.at) < GONE || now.since(since) < ANSWER))
+/// That a process needs the store no more.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Leave {
+    since: Time,
+    /// One that was not heard for this long is gone.
+    gone: Duration,
+}
+
+/// Whether a seat, of which this was heard last, keeps one here that leaves.
+fn is_needed_by(heard: Option<Heard>, Leave { since, gone }: Leave, now: Time) -> bool {
+    heard.is_some_and(|heard| !heard.leaves && (now.since(heard.at) < gone || now.since(since) < ANSWER))
 }
 
 impl Replica {
-    /// Its process needs the store no more, and tells the others.
-    pub fn leave(&mut self, now: Time) -> Vec<Output> {
-        self.leaves.get_or_insert(now);
+    /// Its process needs the store no more, and tells the others. It takes one for gone that is silent for so long.
+    pub fn leave(&mut self, now: Time, gone: Duration) -> Vec<Output> {
+        self.leaves.get_or_insert(Leave { since: now, gone });
         self.greet(now);
         std::mem::take(&mut self.out)
     }
 
     /// Whether it leaves, and none that is there needs it.
     pub fn may_leave(&self, now: Time) -> bool {
-        self.leaves.is_some_and(|since| !self.others().any(|seat| is_needed_by(self.heard[seat], since, now)))
+        self.leaves.is_some() && self.needed_by(now).is_empty()
+    }
+
+    /// The seats for which one stays that leaves.
+    pub fn needed_by(&self, now: Time) -> Vec<usize> {
+        let needs = |leave, seat: &usize| is_needed_by(self.heard[*seat], leave, now);
+        self.leaves.map_or_else(Vec::new, |leave| self.others().filter(|seat| needs(leave, seat)).collect())
     }
 }
 
@@ -60,8 +74,11 @@ mod tests {
             (heard(10_500, false), 10_000, 13_499, true),
             (heard(10_500, false), 10_000, 13_500, false),
         ] {
-            let is_needed = is_needed_by(last, at(since), at(now));
-            assert_eq!(is_needed, needed, "{last:?}, leaves since {since}, now {now}");
+            let leave = |gone| Leave { since: at(since), gone: Duration::from_secs(gone) };
+            assert_eq!(is_needed_by(last, leave(3), at(now)), needed, "{last:?}, leaves since {since}, now {now}");
+            // Whom one waits for longer is needed for longer, and no one else.
+            let longer = last.is_some_and(|heard| !heard.leaves);
+            assert_eq!(is_needed_by(last, leave(20), at(now)), longer, "{last:?}, leaves since {since}, now {now}");
         }
     }
 }

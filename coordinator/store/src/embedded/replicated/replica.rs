@@ -10,6 +10,7 @@ use elastic_proto::replication::{Append, Ask, Command, Entry, Hello, Letter, Pla
 use elastic_rendezvous::time::Time;
 
 use super::leading::Peer;
+use super::leaving::Leave;
 use super::log::Log;
 
 /// Between two letters of a leader to each, and of one without a vote.
@@ -19,7 +20,7 @@ pub(super) const BEAT: Duration = Duration::from_millis(100);
 /// majority for this long leads no more.
 pub(super) const ELECTION: Duration = Duration::from_secs(1);
 
-/// Who was heard this recently is there.
+/// Who was heard this recently is there. Each greets as often: those that follow hear of each other only so.
 pub(super) const RECENT: Duration = Duration::from_secs(1);
 
 /// No index or term is higher, so that one more is always possible.
@@ -110,8 +111,8 @@ pub struct Replica {
     pub(super) heard: Vec<Option<Heard>>,
     /// Lives that have certainly ended.
     pub(super) ended: BTreeSet<u64>,
-    /// Since when its process needs the store no more.
-    pub(super) leaves: Option<Time>,
+    /// Its process needs the store no more.
+    pub(super) leaves: Option<Leave>,
     pub(super) out: Vec<Output>,
 }
 
@@ -271,7 +272,7 @@ impl Replica {
     pub fn tick(&mut self, now: Time) -> Vec<Output> {
         self.reconsider(now);
         let is_new = !matches!(self.role, Role::Leader { .. }) && !self.votes();
-        if (is_new || self.leaves.is_some()) && now.since(self.greeted) >= BEAT {
+        if now.since(self.greeted) >= if is_new || self.leaves.is_some() { BEAT } else { RECENT } {
             self.greet(now);
         }
         match &self.role {

@@ -21,6 +21,9 @@ mod of_two;
 
 const TICK: u64 = 50;
 
+/// One that is silent for this long is not waited for by one that leaves.
+const GONE: Duration = Duration::from_secs(3);
+
 /// A process, and the store that it holds.
 struct Process {
     replica: Replica,
@@ -179,7 +182,7 @@ impl World {
     fn leave(&mut self, seat: usize) {
         let now = self.now;
         let Some(Process { replica, ahead, .. }) = &mut self.seats[seat] else { panic!("{seat} has ended") };
-        let outputs = replica.leave(Time::from_millis(now + *ahead));
+        let outputs = replica.leave(Time::from_millis(now + *ahead), GONE);
         self.carry_out(seat, outputs);
     }
 
