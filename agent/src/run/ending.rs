@@ -1,12 +1,13 @@
 //! How a node leaves, and how it reports its end. A node that serves the store of the others leaves after them.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use elastic_rendezvous::End;
-use elastic_rendezvous::job::Keys;
-use elastic_store::StoreError;
-use elastic_store::embedded::Group;
+use elastic_rendezvous::job::{Keys, RankRecord, RoundRecord, Sealed, Versioned};
+use elastic_store::{Op, Store, StoreError, Txn};
 use tokio::time::Instant;
 
 use crate::cli::{Dialect, Options};
@@ -20,8 +21,8 @@ use crate::workers::final_save;
 /// save.
 const LEAVE_LAST: Duration = Duration::from_secs(10);
 
-/// How long agents that hold the store together wait, once the job has a result that stays, for one of them that was
-/// lost: it may be cut off, or its service manager starts it again.
+/// How long agents that serve the store wait, once the job has a result that stays, for a node that may not know it: it
+/// may be cut off, or its service manager starts it again.
 const COMES_BACK: Duration = Duration::from_secs(20);
 
 /// The same where the job has failed: an agent that is started again would begin it again. Whoever is silent for this
@@ -30,6 +31,10 @@ const GONE: Duration = Duration::from_secs(3);
 
 /// How long such an agent waits before it says for whom.
 const SOON: Duration = Duration::from_secs(2);
+
+/// Where the members of the last round of a job that succeeded say that they know it. No worker's barrier can have this
+/// name.
+const KNOWN: &str = "@result";
 
 /// How long an agent takes to tell the others that it does not come back.
 const LAST_WORD: Duration = Duration::from_millis(250);
@@ -104,6 +109,36 @@ impl Parting {
     }
 }
 
+/// Says in a store that agents serve that this node knows the job's success. They wait for it.
+pub(super) async fn say_known(backend: &Backend, keys: &Keys, node: &str) {
+    let is_served = backend.serves || !backend.hosts.is_empty();
+    let Some(store) = backend.store().filter(|_| is_served) else { return };
+    let said = async {
+        while !matches!(known(&**store, keys, Some(node)).await, Ok(_)) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    // Where the store is gone, no one waits.
+    let _ = tokio::time::timeout(FAILS_OVER, said).await;
+}
+
+/// Members of the last round of a job that succeeded that have not said that they know it, by name. First says it of
+/// this node, if it is `own`.
+async fn known(store: &dyn Store, keys: &Keys, own: Option<&str>) -> Result<Vec<String>, StoreError> {
+    let round = store.get(&keys.round()).await?.and_then(|kv| Versioned::<RoundRecord>::parse(&kv).ok());
+    let Some(Sealed { number, plan, .. }) = round.and_then(|round| round.value.sealed) else { return Ok(Vec::new()) };
+    let said = keys.arrivals(number, KNOWN);
+    if let Some(own) = own {
+        store.txn(Txn::of([Op::put(format!("{said}{own}"), Vec::new())])).await?;
+        return Ok(Vec::new());
+    }
+    let (members, _) = store.range(&keys.ranks(number, plan)).await?;
+    let (those, _) = store.range(&said).await?;
+    let those: BTreeSet<&str> = those.iter().filter_map(|kv| kv.key.strip_prefix(&said)).collect();
+    let members = members.iter().filter_map(|kv| Versioned::<RankRecord>::parse(kv).ok()).map(|rank| rank.value.name);
+    Ok(members.filter(|name| !those.contains(name.as_str())).collect())
+}
+
 /// An agent that serves the store stays until the other nodes have read the result and left.
 pub(super) async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
     let Some(store) = backend.store() else { return };
@@ -123,28 +158,50 @@ pub(super) async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
     if tokio::time::timeout(longest, others_left(are_there)).await.is_err() {
         tracing::warn!("some nodes have not left; their store ends with this agent");
     }
-    // One transaction ends the job and empties the list, so others may not have read it yet: a watch that was on a lost
-    // host takes a moment to come back.
+    // One transaction ends the job and empties the list, so others may not have read it yet: one may be cut off, and a
+    // watch that was on a lost host takes a moment to come back.
+    if *end == End::Succeeded {
+        let unaware = RefCell::new(Vec::new());
+        let all_know = all_know(async || known(&**store, keys, None).await, &unaware);
+        patiently(all_know, || unaware.borrow().join(" and ")).await;
+    }
     if let (Some(group), Parting::Last(gone)) = (&backend.group, parting) {
-        holders_left(group, gone).await;
+        patiently(group.leave(gone), || group.needed_by().join(" and ")).await;
     }
     // The watches of the other nodes deliver the result before the nodes' keys go. Answers and letters that are under way
     // get a moment.
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-/// Waits until none of those that hold the store with this agent needs it.
-async fn holders_left(group: &Group, gone: Duration) {
-    let mut leaving = std::pin::pin!(group.leave(gone));
-    if tokio::time::timeout(SOON, &mut leaving).await.is_ok() {
+/// Waits until all know the result, as far as the store tells. `unaware` has those who do not.
+async fn all_know(ask: impl AsyncFn() -> Result<Vec<String>, StoreError>, unaware: &RefCell<Vec<String>>) {
+    let mut answered = Instant::now();
+    loop {
+        match ask().await {
+            Ok(those) if those.is_empty() => return,
+            Ok(those) => {
+                answered = Instant::now();
+                unaware.replace(those);
+            }
+            Err(_) if answered.elapsed() < FAILS_OVER => {}
+            Err(_) => return,
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Waits, though not for ever, for those who may not know the result; says for whom.
+async fn patiently(wait: impl Future<Output = ()>, whom: impl Fn() -> String) {
+    let mut wait = std::pin::pin!(wait);
+    if tokio::time::timeout(SOON, &mut wait).await.is_ok() {
         return;
     }
-    let (agents, longest) = (group.needed_by().join(" and "), COMES_BACK.as_secs());
+    let (nodes, longest) = (whom(), COMES_BACK.as_secs());
     tracing::info!(
-        "the job is over; this agent keeps its result for {agents}, up to {longest} s: a signal (Ctrl-C) ends the wait"
+        "the job is over; its store stays for {nodes}, up to {longest} s, to tell its result: a signal (Ctrl-C) ends this"
     );
-    if tokio::time::timeout(COMES_BACK, leaving).await.is_err() {
-        tracing::warn!("{agents} did not come back in time; the job's store ends with this agent");
+    if tokio::time::timeout(COMES_BACK, wait).await.is_err() {
+        tracing::warn!("{} did not come back in time: the job's store ends with this agent", whom());
     }
 }
 

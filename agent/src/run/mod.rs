@@ -261,6 +261,9 @@ async fn leave(
 ) -> anyhow::Result<End> {
     let idle = local.group.state().borrow().round == 0;
     local.group.conclude(ending::reason(&end));
+    if end == End::Succeeded {
+        ending::say_known(&backend, keys, &local.identity.name).await;
+    }
     if backend.serves {
         tokio::select! {
             () = ending::leave_last(&backend, keys, &end) => {}

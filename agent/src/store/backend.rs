@@ -139,15 +139,20 @@ pub(crate) struct Way<'a> {
     pub store: &'a StoreOptions,
 }
 
-/// How long to wait for a store, and what a user can do if it does not answer.
+/// How long to wait for a store, since when, and what a user can do if it does not answer.
 pub(super) struct Patience {
+    begun: Time,
     limit: Duration,
     advice: String,
 }
 
 impl Patience {
-    pub(super) fn of(limit: Duration, advice: &str, way: Way<'_>) -> Patience {
-        Patience { limit, advice: way.store.in_form(advice.to_owned()) }
+    pub(super) fn since(begun: Time, limit: Duration, advice: &str, way: Way<'_>) -> Patience {
+        Patience { begun, limit, advice: way.store.in_form(advice.to_owned()) }
+    }
+
+    fn of(limit: Duration, advice: &str, way: Way<'_>) -> Patience {
+        Patience::since(elastic_store::clock::now(), limit, advice, way)
     }
 }
 
@@ -276,16 +281,15 @@ pub(super) async fn etcd(
 
 /// Retries for up to the limit while there is no answer.
 async fn until_it_answers<T, E: Into<BackendError>>(
-    Patience { limit, advice }: &Patience,
+    Patience { begun, limit, advice }: &Patience,
     ask: impl AsyncFn() -> Result<T, E>,
 ) -> Result<T, BackendError> {
-    let begun = elastic_store::clock::now();
     let mut said: Option<Time> = None;
     loop {
         match ask().await.map_err(E::into) {
             Ok(found) => return Ok(found),
             Err(error) if !error.is_transient() => return Err(error),
-            Err(last) if elastic_store::clock::now().since(begun) >= *limit => {
+            Err(last) if elastic_store::clock::now().since(*begun) >= *limit => {
                 let advice = advice.clone();
                 return Err(BackendError::NeverAnswered { last: Box::new(last), within: *limit, advice });
             }
@@ -343,9 +347,9 @@ async fn hosted(
     config.peers = way.tls.cloned();
     // What speaks our TLS is no etcd of before v3.
     let v2 = way.tls.is_none().then(|| EtcdV2::connect(config.clone())).transpose()?;
-    let left = patience.saturating_sub(elastic_store::clock::now().since(begun));
     let advice = served_elsewhere(endpoint, if own { Some(true) } else { is_host });
-    let backend = etcd(config, v2.as_ref(), &Patience::of(left, &advice, way)).await.map_err(|error| match error {
+    let patience = Patience::since(begun, patience, &advice, way);
+    let backend = etcd(config, v2.as_ref(), &patience).await.map_err(|error| match error {
         BackendError::Store(StoreError::Tls { endpoints, .. }) if way.tls.is_none() => {
             let cause =
                 "it speaks TLS: give this node --peer-cert, --peer-key and --peer-ca, as the node that serves it has";

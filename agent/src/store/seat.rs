@@ -46,9 +46,8 @@ pub(super) async fn replicated(
     }
     let mut config = EtcdConfig::new(names.clone());
     config.peers = way.tls.cloned();
-    let left = patience.saturating_sub(elastic_store::clock::now().since(begun));
     let advice = "the store is served while two of the three agents at --rdzv-endpoint are there";
-    let found = backend::etcd(config, None, &Patience::of(left, advice, way)).await?;
+    let found = backend::etcd(config, None, &Patience::since(begun, patience, advice, way)).await?;
     let name = format!("the store held by the agents at {}", names.join(", "));
     Ok(Backend { name, serves: group.is_some(), hosts: endpoints.to_vec(), group, ..found })
 }

@@ -18,7 +18,8 @@ use elastic_coordinator::service::retention::Policy;
 use elastic_coordinator::service::{self, ServiceSetup, Shared};
 use elastic_rendezvous::job::{Endpoint, LeaderRecord, NodeId};
 use elastic_store::Store;
-use elastic_store::embedded::{EmbeddedServer, Options};
+use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Options, Replicas};
+use elastic_store::etcd::{EtcdConfig, EtcdStore};
 use elastic_store::listener::{self, listen};
 use elastic_store::metered::Metered;
 use elastic_store::tls::{MutualTls, ServerSettings, http_certificate};
@@ -66,12 +67,8 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     let (leave, leaving) = watch::channel(false);
     let mut serving = None;
     let store: Arc<dyn Store> = if cli.embedded {
-        let server = EmbeddedServer::bind_with(
-            cli.listen,
-            Options { allow_remote: cli.allow_remote, tls: tls.clone(), ..Options::default() },
-        )
-        .await?;
-        let store = Arc::new(server.store());
+        let options = Options { allow_remote: cli.allow_remote, tls: tls.clone(), ..Options::default() };
+        let (server, store) = embedded(&cli, options).await?;
         let mut leaving = leaving.clone();
         serving = Some(tokio::spawn(server.serve(async move { drop(leaving.wait_for(|leave| *leave).await) })));
         store
@@ -114,6 +111,39 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         serving.await.context("the embedded store's task failed")??;
     }
     led
+}
+
+/// The embedded store: of this process alone, or held together with two others, at the first of the members' addresses
+/// that is this machine's and free.
+async fn embedded(cli: &Cli, options: Options) -> anyhow::Result<(EmbeddedServer, Arc<dyn Store>)> {
+    if cli.members.is_empty() {
+        let server = EmbeddedServer::bind_with(cli.listen, options).await?;
+        let store = Arc::new(server.store());
+        return Ok((server, store));
+    }
+    let mut config = EtcdConfig::new(cli.members.iter().cloned());
+    config.peers = options.tls.clone();
+    let mut tried = Vec::new();
+    for (seat, member) in cli.members.iter().enumerate() {
+        let addresses = match tokio::net::lookup_host(member).await {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                tried.push(format!("{member}: {error}"));
+                continue;
+            }
+        };
+        for address in addresses {
+            let replicas = Some(Replicas { endpoints: cli.members.clone(), seat });
+            match EmbeddedServer::bind_with(address, Options { replicas, ..options.clone() }).await {
+                Ok(server) => return Ok((server, Arc::new(EtcdStore::connect(config)?))),
+                Err(error @ (EmbeddedError::InUse { .. } | EmbeddedError::Listen { .. })) => {
+                    tried.push(format!("{member}: {error}"));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    anyhow::bail!("this process cannot serve at any of --members: {}", tried.join("; "))
 }
 
 fn serve_http(
@@ -160,7 +190,9 @@ fn serve_http(
 
 /// Where to take agents' pulses. If only this machine can reach the store, only this machine can reach this port.
 fn peer_listen(cli: &Cli) -> SocketAddr {
-    let own = cli.embedded && cli.listen.ip().is_loopback();
+    let at = cli.embedded_at();
+    let is_loopback = |at: &String| at.parse::<SocketAddr>().is_ok_and(|at| at.ip().is_loopback());
+    let own = !at.is_empty() && at.iter().all(is_loopback);
     let any = if own { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
     cli.peer_listen.unwrap_or(SocketAddr::new(any.into(), PEER_PORT))
 }
@@ -183,8 +215,13 @@ fn peer(cli: &Cli, bound: SocketAddr) -> anyhow::Result<Endpoint> {
 fn outward(cli: &Cli) -> IpAddr {
     // An address for documentation (RFC 5737), so it is never in this machine's network.
     const OUT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
-    let store = if cli.embedded { Some(cli.listen) } else { cli.store.etcd.first().and_then(|etcd| resolve(etcd)) };
-    let found = store.and_then(from_here_to).filter(|ip| !ip.is_loopback()).or_else(|| from_here_to(OUT));
+    let at = if cli.embedded { cli.embedded_at() } else { cli.store.etcd.clone() };
+    let found = at
+        .first()
+        .and_then(|store| resolve(store))
+        .and_then(from_here_to)
+        .filter(|ip| !ip.is_loopback())
+        .or_else(|| from_here_to(OUT));
     found.unwrap_or_else(|| {
         tracing::warn!("no network but loopback: agents on other machines need --peer-address");
         Ipv4Addr::LOCALHOST.into()
@@ -227,6 +264,8 @@ mod tests {
             (&["--embedded"], "127.0.0.1:29410"),
             (&["--embedded", "--listen", "0.0.0.0:29400", "--allow-remote"], "0.0.0.0:29410"),
             (&["--embedded", "--peer-listen", "0.0.0.0:7"], "0.0.0.0:7"),
+            (&["--embedded", "--members", "10.0.0.1:1,10.0.0.2:1,127.0.0.1:1"], "0.0.0.0:29410"),
+            (&["--embedded", "--members", "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"], "127.0.0.1:29410"),
         ] {
             let cli = Cli::read(["elastic-coordinator"].iter().chain(flags)).unwrap();
             assert_eq!(peer_listen(&cli).to_string(), expected, "{flags:?}");

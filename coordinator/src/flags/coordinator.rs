@@ -28,6 +28,7 @@ Examples:
   elastic-coordinator --etcd etcd0:2379 --http 127.0.0.1:9400 --http-jobs      a web page of all jobs
   elastic-coordinator --etcd etcd0:2379 --http 0.0.0.0:9400 --http-users users.jsonl --http-cert c.pem --http-key k.pem
   elastic-coordinator --embedded --listen 0.0.0.0:29400 --allow-remote     a store without etcd, for trials
+  elastic-coordinator --embedded --members c0:29400,c1:29400,c2:29400 --allow-remote     held by three: on each host
   elastic-coordinator --etcd etcd0:2379 --keep-finished 30d --keep-finished-count 500
 
 Signals: SIGTERM and SIGINT hand all jobs to their agents, then end the process."
@@ -48,6 +49,12 @@ pub struct Flags {
     /// Where to serve the embedded store
     #[arg(long, default_value = "127.0.0.1:29400", value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
+
+    /// Hold the embedded store together with two other coordinators, of which any one may be lost: the same three on each
+    ///
+    /// Each serves at that of them which is its own address, not at --listen. Agents name all three as --rdzv-endpoint.
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…", value_parser = member)]
+    pub members: Vec<String>,
 
     /// Serve it without TLS (--peer-cert) on an address that other machines can reach: anyone who does can change all
     /// jobs
@@ -132,6 +139,11 @@ fn host_name(text: &str) -> Result<String, &'static str> {
     fits.then(|| text.to_owned()).ok_or("write a name alone, without http:// and without a port, or *")
 }
 
+fn member(text: &str) -> Result<String, &'static str> {
+    let port = text.rsplit_once(':').and_then(|(host, port)| port.parse().ok().filter(|_| !host.is_empty()));
+    port.filter(|&port: &u16| port != 0).map(|_| text.to_owned()).ok_or("write HOST:PORT")
+}
+
 impl Flags {
     /// Reads a command line, which begins with the program's name. An error prints itself and ends the process by its
     /// `exit`.
@@ -146,11 +158,29 @@ impl Flags {
             let message = "'--embedded' cannot be used with '--etcd': the store is in this process or in etcd";
             return Err(command.error(ErrorKind::ArgumentConflict, message));
         }
-        if let Some(flag) = ["listen", "allow_remote"].into_iter().find(|flag| given(flag) && !embedded) {
+        if let Some(flag) = ["listen", "members", "allow_remote"].into_iter().find(|flag| given(flag) && !embedded) {
             let message = format!("'--{}' needs '--embedded': it is about that store", flag.replace('_', "-"));
             return Err(command.error(ErrorKind::MissingRequiredArgument, message));
         }
-        Flags::from_arg_matches(&matches)
+        let mut flags = Flags::from_arg_matches(&matches)?;
+        // Each has the place of its address.
+        flags.members.sort();
+        flags.members.dedup();
+        if given("members") && (flags.members.len() != 3 || given("listen")) {
+            let message =
+                "'--members' names three different HOST:PORT, and this one's is among them, without '--listen'";
+            return Err(command.error(ErrorKind::ValueValidation, message));
+        }
+        Ok(flags)
+    }
+
+    /// Where the embedded store is, if this process holds it.
+    pub fn embedded_at(&self) -> Vec<String> {
+        match (self.embedded, &self.members[..]) {
+            (false, _) => Vec::new(),
+            (true, []) => vec![self.listen.to_string()],
+            (true, members) => members.to_vec(),
+        }
     }
 }
 
@@ -166,12 +196,20 @@ mod tests {
     #[test]
     fn flags_of_the_embedded_store_need_it() {
         assert!(read("").is_ok_and(|flags| !flags.embedded));
+        assert!(
+            read("--embedded --members c:1,a:1,b:1").is_ok_and(|flags| flags.embedded_at() == ["a:1", "b:1", "c:1"])
+        );
         assert!(read("--embedded --listen 0.0.0.0:1 --allow-remote").is_ok_and(|flags| flags.allow_remote));
         for (line, expected) in [
             ("--embedded --etcd a:1", "'--embedded' cannot be used with '--etcd'"),
             ("--etcd a:1 --allow-remote", "'--allow-remote' needs '--embedded'"),
             ("--etcd a:1 --listen 0.0.0.0:1", "'--listen' needs '--embedded'"),
             ("--listen 0.0.0.0:1", "'--listen' needs '--embedded'"),
+            ("--members a:1,b:1,c:1", "'--members' needs '--embedded'"),
+            ("--embedded --members a:1,b:1", "three different HOST:PORT"),
+            ("--embedded --members a:1,b:1,a:1", "three different HOST:PORT"),
+            ("--embedded --members a:1,b:1,c:1 --listen 0.0.0.0:1", "without '--listen'"),
+            ("--embedded --members a:1,b:1,c", "write HOST:PORT"),
         ] {
             let refused = read(line).unwrap_err();
             assert!(refused.contains(expected), "{line}: {refused}");

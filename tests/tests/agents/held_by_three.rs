@@ -4,17 +4,21 @@ use elastic_tests::prelude::*;
 
 use super::peer_tls::Pki;
 
-const SERVES: &str = "this agent serves the job's store now";
-const NO_MORE: &str = "this agent does not serve the job's store any more";
+const SERVES: &str = "this process serves the store now";
+const NO_MORE: &str = "this process does not serve the store any more";
 
 /// Three hosts of this machine, each with an address of its own.
-fn endpoints() -> String {
+fn endpoints() -> [String; 3] {
     let port = free_port();
-    format!("--rdzv-endpoint=127.0.0.2:{port},127.0.0.3:{port},127.0.0.4:{port}")
+    [2, 3, 4].map(|host| format!("127.0.0.{host}:{port}"))
+}
+
+fn job_at(endpoints: &[String], nnodes: &str) -> Job {
+    Job::met_by(&["--rdzv-backend=c10d", &format!("--rdzv-endpoint={}", endpoints.join(","))], nnodes)
 }
 
 fn job(nnodes: &str) -> Job {
-    Job::met_by(&["--rdzv-backend=c10d", &endpoints()], nnodes)
+    job_at(&endpoints(), nnodes)
 }
 
 /// Takes out the agent that serves the store.
@@ -44,15 +48,71 @@ async fn a_job_continues_without_the_host_that_serves_its_store() {
     let third = job.runs(second.number + 1, 3).await;
     let mut lost = serving(&mut agents).await;
     lost.kill();
-    job.runs(third.number + 1, 2).await;
-    job.succeeds(&mut agents).await;
+    job.runs(third.number + 1, 2).await.exit(0);
+
+    // When it comes back after the job's end, then the others have kept the result for it
+    for agent in &agents {
+        agent.says("its store stays for 127.0.0.", LIMIT).await;
+    }
+    agents.push(job.start(&lost.name));
+    job.ended(&mut agents, 0).await;
+    assert!(agents[2].output().contains("no worker ran here"), "{}", agents[2].output());
+}
+
+#[tokio::test]
+async fn a_member_that_hears_late_of_the_end_hears_of_it() {
+    let endpoints = endpoints();
+    let job = job_at(&endpoints, "4");
+    let mut agents = Vec::from(job.start_all(["a", "b", "c"]));
+    eventually("one of three serves", LIMIT, async || {
+        agents.iter().any(|agent| agent.output().contains(SERVES)).then_some(())
+    })
+    .await;
+    // It holds no store. It is stopped between its own part's end and the job's
+    let d = job.start("d");
+    let round = job.runs(1, 4).await;
+    round.of("d").exit(0);
+    let (store, node) = (EtcdStore::connect(EtcdConfig::new(endpoints)).unwrap(), format!("{}d:", job.keys().nodes()));
+    eventually("the store knows that d is done", LIMIT, async || {
+        let (records, _) = store.range(&node).await.ok()?;
+        let record: Value = serde_json::from_slice(&records.first()?.value).ok()?;
+        (record["phase"] == "done").then_some(())
+    })
+    .await;
+    d.signal(Signal::STOP);
+    for node in ["a", "b", "c"] {
+        round.of(node).exit(0);
+    }
+    for agent in &agents {
+        agent.says("its store stays for d", LIMIT).await;
+    }
+    d.signal(Signal::CONT);
+    agents.push(d);
+    job.ended(&mut agents, 0).await;
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_wait_for_those_who_may_not_know_the_result() {
+    let job = job("2:3");
+    let mut agents = Vec::from(job.start_all(["a", "b", "c"]));
+    job.runs(1, 3).await;
+    serving(&mut agents).await.kill();
+    job.runs(2, 2).await.exit(0);
+    for agent in &agents {
+        agent.says("its store stays for 127.0.0.", LIMIT).await;
+        agent.signal(Signal::INT);
+    }
+    for agent in &mut agents {
+        // Before the time is up
+        assert_eq!(agent.exit(Duration::from_secs(12)).await, 0, "{}", agent.output());
+    }
 }
 
 #[tokio::test]
 async fn the_store_serves_once_two_of_three_are_there() {
     let job = job("1:4");
     let mut a = job.start("a");
-    a.says("two of the agents at 127.0.0.2:", LIMIT).await;
+    a.says("two of the processes at 127.0.0.2:", LIMIT).await;
     assert_eq!(a.output().matches("waiting for").count(), 1, "{}", a.output());
     let mut b = job.start("b");
     job.runs(1, 2).await;
@@ -60,6 +120,15 @@ async fn the_store_serves_once_two_of_three_are_there() {
     let [mut c, mut d] = job.start_all(["c", "d"]);
     job.runs(2, 4).await;
     job.succeeds([&mut a, &mut b, &mut c, &mut d]).await;
+}
+
+#[tokio::test]
+async fn one_alone_says_for_how_long_it_has_waited() {
+    let job = job("1:3").conf("join_timeout", "7s");
+    let mut a = job.start("a");
+    assert_eq!(a.exit(LIMIT).await, 1);
+    assert!(a.output().contains("gave up after join_timeout (7s)"), "{}", a.output());
+    assert_eq!(a.output().matches("join_timeout").count(), a.output().matches("join_timeout (7s)").count());
 }
 
 #[tokio::test]
@@ -80,7 +149,32 @@ async fn the_three_speak_mutual_tls() {
     let job = pki.flags("node").iter().fold(job("2:3"), |job, flag| job.flag(flag)).flag("--require-peer-tls");
     let mut agents = Vec::from(job.start_all(["a", "b", "c"]));
     job.runs(1, 3).await;
-    serving(&mut agents).await.kill();
-    job.runs(2, 2).await;
+    let mut lost = serving(&mut agents).await;
+    lost.kill();
+    let second = job.runs(2, 2).await;
+    agents.push(job.start(&lost.name));
+    job.runs(second.number + 1, 3).await;
+    job.succeeds(&mut agents).await;
+}
+
+#[tokio::test]
+async fn three_coordinators_hold_a_store_of_which_one_may_be_lost() {
+    let members = endpoints().join(",");
+    let flags = ["--embedded", "--members", &members, "--peer-listen", "127.0.0.1:0"];
+    let mut coordinators: Vec<Process> = (0..3).map(|_| Process::start("elastic-coordinator", &flags)).collect();
+    let endpoint = format!("--rdzv-endpoint={members}");
+    let job = Job::met_by(&["--rdzv-backend=etcd", &endpoint], "2").flag("--max-restarts=1");
+    let mut agents = job.start_all(["a", "b"]);
+    let first = job.runs(1, 2).await;
+
+    let serves = |process: &Process| process.output().contains(SERVES);
+    let at = eventually("one of them serves", LIMIT, async || coordinators.iter().position(serves)).await;
+    coordinators.remove(at).kill();
+    first.of("a").kill();
+    let second = job.runs(2, 2).await;
+    assert_eq!(second.restarts(), 1);
+    eventually("another serves", LIMIT, async || coordinators.iter().any(serves).then_some(())).await;
+    let jobs = output("elasticctl", &["jobs", "--etcd", &members], LIMIT).await;
+    assert!(printed(&jobs).contains("running"), "{}", printed(&jobs));
     job.succeeds(&mut agents).await;
 }

@@ -153,7 +153,7 @@ impl EmbeddedServer {
             None => Gate::Alone { hub, cluster, closing: closing.clone() },
         };
         match &group {
-            Some(_) => tracing::info!(%address, "this agent is one of three that hold the job's store in memory"),
+            Some(_) => tracing::info!(%address, "this process is one of three that hold the store in memory"),
             None => tracing::info!(
                 %address,
                 cluster = format_args!("{:x}", cluster.id()),

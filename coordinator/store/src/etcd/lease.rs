@@ -33,6 +33,8 @@ struct Slot {
     granted: Option<(Arc<Link>, Duration)>,
     /// Streams are slow when they are kept.
     keeps_none: bool,
+    /// Until then the lease lives without another renewal.
+    until: Option<Instant>,
 }
 
 struct Stream {
@@ -49,8 +51,12 @@ impl KeepAlives {
     /// A member has granted a lease over this connection: its first renewal need not ask for how long.
     pub(super) fn granted(&self, lease: LeaseId, link: Arc<Link>, seconds: i64) {
         let Ok(seconds) = u64::try_from(seconds) else { return };
-        let slot = Slot { granted: Some((link, Duration::from_secs(seconds))), ..Slot::default() };
-        self.slots().insert(lease, Arc::new(AsyncMutex::new(slot)));
+        let (granted, now) = (Duration::from_secs(seconds), Instant::now());
+        let slot = Slot { granted: Some((link, granted)), until: now.checked_add(granted), ..Slot::default() };
+        let mut slots = self.slots();
+        // Of leases that were never renewed, or are no more, no one says that they are gone.
+        slots.retain(|_, slot| slot.try_lock().map_or(true, |slot| slot.until.is_none_or(|until| now < until)));
+        slots.insert(lease, Arc::new(AsyncMutex::new(slot)));
     }
 
     pub(super) fn forget(&self, lease: LeaseId) {
@@ -72,8 +78,9 @@ impl KeepAlives {
         if let Some(mut stream) = kept
             && let Ok(renewed) = timeout(patience, stream.renew(identity)).await
         {
-            if matches!(renewed, Ok(Ok(Some(_)))) {
+            if let Ok(Ok(Some(granted))) = renewed {
                 slot.stream = Some(stream);
+                slot.until = Instant::now().checked_add(granted);
             }
             return renewed;
         }
@@ -102,6 +109,7 @@ impl KeepAlives {
             }
         };
         slot.granted = Some((Arc::clone(&link), granted));
+        slot.until = Instant::now().checked_add(granted);
         slot.stream = (!slot.keeps_none).then_some(Stream { link, keeper, answers });
         Ok(Ok(Some(granted)))
     }
@@ -135,6 +143,27 @@ pub(super) fn whole_seconds(ttl: Duration) -> Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Store;
+    use crate::embedded::EmbeddedServer;
+    use crate::etcd::{EtcdConfig, EtcdStore};
+
+    #[tokio::test]
+    async fn a_lease_that_was_never_renewed_is_forgotten() -> anyhow::Result<()> {
+        let server = EmbeddedServer::bind("127.0.0.1:0".parse()?, false).await?;
+        let store = EtcdStore::connect(EtcdConfig::new([server.address().to_string()]))?;
+        tokio::spawn(server.serve(std::future::pending()));
+        let is_known = |lease: &LeaseId| store.inner.keep_alives.slots().contains_key(lease);
+        let second = Duration::from_secs(1);
+        let (kept, left) = (store.grant(60 * second).await?, store.grant(second).await?);
+        let begun = Instant::now();
+        while is_known(&left) {
+            assert!(begun.elapsed() < 30 * second, "it is still known");
+            tokio::time::sleep(second / 20).await;
+            store.revoke(store.grant(60 * second).await?).await?;
+        }
+        assert!(is_known(&kept), "one that lives is forgotten");
+        Ok(())
+    }
 
     #[test]
     fn a_lease_is_never_shorter_than_asked_for() {

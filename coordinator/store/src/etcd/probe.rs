@@ -101,12 +101,24 @@ fn certificate_trouble(cause: &str) -> Option<String> {
 
 async fn look(address: &str) -> Found {
     let request = format!("GET /version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    match tokio::join!(ask(address, MALFORMED_HELLO), ask(address, request.as_bytes())) {
-        (Err(error), _) => Found::Nothing(error.to_string()),
-        (Ok(answer), _) if answer.first() == Some(&ALERT) => Found::Tls,
-        (_, Ok(answer)) if answer.starts_with(b"HTTP/") => Found::Http(String::from_utf8_lossy(&answer).into_owned()),
-        _ => Found::Mute,
+    let answer = match ask(address, request.as_bytes()).await {
+        Err(error) => return Found::Nothing(error.to_string()),
+        // As our own store says it. It would take the question for TLS for a mistake to warn of.
+        Ok(answer) if is_http2(&answer) => return Found::Mute,
+        Ok(answer) => answer,
+    };
+    // A server of TLS may answer in HTTP that it does not speak it.
+    match ask(address, MALFORMED_HELLO).await {
+        Err(error) => Found::Nothing(error.to_string()),
+        Ok(alert) if alert.first() == Some(&ALERT) => Found::Tls,
+        Ok(_) if answer.starts_with(b"HTTP/") => Found::Http(String::from_utf8_lossy(&answer).into_owned()),
+        Ok(_) => Found::Mute,
     }
+}
+
+/// Whether it begins with the settings of a server that speaks HTTP/2 alone (RFC 9113, 6.5).
+fn is_http2(answer: &[u8]) -> bool {
+    answer.get(3) == Some(&4) && answer.get(5..9) == Some(&[0; 4])
 }
 
 /// Sends bytes on a new connection and returns what comes back, if anything. An error means that no connection was made.
@@ -122,4 +134,48 @@ async fn ask(address: &str, question: &[u8]) -> std::io::Result<Vec<u8>> {
     // A server that hangs up or keeps the connection open has still said what it said.
     let _ = tokio::time::timeout_at(until, exchange).await;
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::embedded::EmbeddedServer;
+
+    #[tokio::test]
+    async fn a_store_that_speaks_no_tls_is_not_asked_for_it() -> anyhow::Result<()> {
+        let server = EmbeddedServer::bind("127.0.0.1:0".parse()?, false).await?;
+        let address = server.address();
+        tokio::spawn(server.serve(std::future::pending()));
+        let way = TcpListener::bind("127.0.0.1:0").await?;
+        let (to, asked) = (way.local_addr()?.to_string(), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&asked);
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = way.accept().await {
+                count.fetch_add(1, Ordering::Relaxed);
+                let mut server = TcpStream::connect(address).await.expect("it serves");
+                tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut server).await });
+            }
+        });
+        assert_eq!(look(&to).await, Found::Mute);
+        assert_eq!(asked.load(Ordering::Relaxed), 1, "one question is enough");
+
+        // Who says nothing to that is asked for TLS
+        let mute = TcpListener::bind("127.0.0.1:0").await?;
+        let address = mute.local_addr()?.to_string();
+        let (found, asked) = tokio::join!(look(&address), async {
+            let mut asked = Vec::new();
+            for _ in 0..2 {
+                let (mut stream, _) = mute.accept().await?;
+                asked.push(stream.read_u8().await?);
+            }
+            anyhow::Ok(asked)
+        });
+        assert_eq!((found, asked?), (Found::Mute, vec![b'G', MALFORMED_HELLO[0]]));
+        Ok(())
+    }
 }

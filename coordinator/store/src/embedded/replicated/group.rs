@@ -149,18 +149,18 @@ impl Group {
         if serves && state.reign.is_none() {
             state.reign = Some(watch::Sender::new(()));
             let (term, cluster) = (state.replica.term(), state.replica.cluster());
-            tracing::info!(term, cluster = format_args!("{cluster:x}"), "this agent serves the job's store now");
+            tracing::info!(term, cluster = format_args!("{cluster:x}"), "this process serves the store now");
         } else if !serves && state.reign.take().is_some() {
             // No one can say whether what they asked for will be done.
             state.waiting.clear();
-            tracing::info!("this agent does not serve the job's store any more");
+            tracing::info!("this process does not serve the store any more");
         }
         self.note_few(state, serves, now);
         let changed = |before: &mut Standing| std::mem::replace(before, standing.clone()) != standing;
         if self.standing.send_if_modified(changed)
             && let Standing::Follows(seat) = &standing
         {
-            tracing::info!("the agent at {} serves the job's store", self.endpoints[*seat]);
+            tracing::info!("the process at {} serves the store", self.endpoints[*seat]);
         }
     }
 
@@ -177,7 +177,7 @@ impl Group {
         if now.since(*since) >= FEW && !*said {
             *said = true;
             let missing = missing.join(" and ");
-            tracing::warn!("no agent holds the job's store at {missing}: until one does, losing a host ends the job");
+            tracing::warn!("no process holds the store at {missing}: until one does, losing a host loses the store");
         }
     }
 
@@ -223,9 +223,12 @@ impl Group {
         match &*self.standing.borrow() {
             Standing::Waits(there) => {
                 let there: Vec<&str> = there.iter().map(|&seat| self.endpoints[seat].as_str()).collect();
-                format!("two of the agents at {all} must be there to serve the store, and {} is", there.join(" and "))
+                format!(
+                    "two of the processes at {all} must be there to serve the store, and {} is",
+                    there.join(" and ")
+                )
             }
-            Standing::Serves | Standing::Follows(_) => format!("one of the agents at {all} serves the store"),
+            Standing::Serves | Standing::Follows(_) => format!("one of the processes at {all} serves the store"),
         }
     }
 
@@ -308,13 +311,15 @@ impl Replication for Letters {
         let letter = request.into_inner();
         if !self.0.lock().replica.knows(&letter) {
             let own = self.0.endpoints.join(",");
-            let why = format!("it was given other endpoints, which are {own}: give all nodes the same --rdzv-endpoint");
+            let why = format!(
+                "it was given other endpoints, which are {own}: give all the same (--rdzv-endpoint, --members)"
+            );
             return Err(Status::failed_precondition(why));
         }
         let seat = self.0.lock().replica.seat;
         if letter.to_seat as usize != seat {
             let own = &self.0.endpoints[seat];
-            let why = format!("it is the agent of {own}, to which two endpoints lead: name three that differ");
+            let why = format!("it is the process at {own}, to which two endpoints lead: name three that differ");
             return Err(Status::failed_precondition(why));
         }
         self.0.act(|replica, now| ((), replica.receive(now, letter)));

@@ -93,7 +93,7 @@ impl Post {
             let sent = sent.unwrap_or_else(|_| Err(late())).map(drop);
             let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(warning) = state.note(sent.as_ref().map(|_| ()), Instant::now()) {
-                tracing::warn!("the agent at {endpoint} {warning}");
+                tracing::warn!("the store's process at {endpoint} {warning}");
             }
         });
     }
