@@ -25,8 +25,8 @@ const LEAVE_LAST: Duration = Duration::from_secs(10);
 /// may be cut off, or its service manager starts it again.
 const COMES_BACK: Duration = Duration::from_secs(20);
 
-/// The same where the job has failed: an agent that is started again would begin it again. Whoever is silent for this
-/// long is gone.
+/// The same where the job has failed: an agent that is started again would begin it again. One that is silent for
+/// this long is gone.
 const GONE: Duration = Duration::from_secs(3);
 
 /// How long such an agent waits before it says for whom.
@@ -35,6 +35,9 @@ const SOON: Duration = Duration::from_secs(2);
 /// Where the members of the last round of a job that succeeded say that they know it. No worker's barrier can have this
 /// name.
 const KNOWN: &str = "@result";
+
+/// Pause between two questions to the store.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// How long an agent takes to tell the others that it does not come back.
 const LAST_WORD: Duration = Duration::from_millis(250);
@@ -113,25 +116,29 @@ impl Parting {
 pub(super) async fn say_known(backend: &Backend, keys: &Keys, node: &str) {
     let is_served = backend.serves || !backend.hosts.is_empty();
     let Some(store) = backend.store().filter(|_| is_served) else { return };
+    let say = async || {
+        let Some(Sealed { number, .. }) = last_round(&**store, keys).await? else { return Ok(()) };
+        let said = format!("{}{node}", keys.arrivals(number, KNOWN));
+        store.txn(Txn::of([Op::put(said, Vec::new())])).await.map(drop)
+    };
     let said = async {
-        while !matches!(known(&**store, keys, Some(node)).await, Ok(_)) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        while say().await.is_err() {
+            tokio::time::sleep(AGAIN).await;
         }
     };
     // Where the store is gone, no one waits.
     let _ = tokio::time::timeout(FAILS_OVER, said).await;
 }
 
-/// Members of the last round of a job that succeeded that have not said that they know it, by name. First says it of
-/// this node, if it is `own`.
-async fn known(store: &dyn Store, keys: &Keys, own: Option<&str>) -> Result<Vec<String>, StoreError> {
-    let round = store.get(&keys.round()).await?.and_then(|kv| Versioned::<RoundRecord>::parse(&kv).ok());
-    let Some(Sealed { number, plan, .. }) = round.and_then(|round| round.value.sealed) else { return Ok(Vec::new()) };
+async fn last_round(store: &dyn Store, keys: &Keys) -> Result<Option<Sealed>, StoreError> {
+    let round = store.get(&keys.round()).await?;
+    Ok(round.and_then(|kv| Versioned::<RoundRecord>::parse(&kv).ok()?.value.sealed))
+}
+
+/// Members of the last round that have not said that they know the job's success, by name.
+async fn unaware(store: &dyn Store, keys: &Keys) -> Result<Vec<String>, StoreError> {
+    let Some(Sealed { number, plan, .. }) = last_round(store, keys).await? else { return Ok(Vec::new()) };
     let said = keys.arrivals(number, KNOWN);
-    if let Some(own) = own {
-        store.txn(Txn::of([Op::put(format!("{said}{own}"), Vec::new())])).await?;
-        return Ok(Vec::new());
-    }
     let (members, _) = store.range(&keys.ranks(number, plan)).await?;
     let (those, _) = store.range(&said).await?;
     let those: BTreeSet<&str> = those.iter().filter_map(|kv| kv.key.strip_prefix(&said)).collect();
@@ -161,33 +168,41 @@ pub(super) async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
     // One transaction ends the job and empties the list, so others may not have read it yet: one may be cut off, and a
     // watch that was on a lost host takes a moment to come back.
     if *end == End::Succeeded {
-        let unaware = RefCell::new(Vec::new());
-        let all_know = all_know(async || known(&**store, keys, None).await, &unaware);
-        patiently(all_know, || unaware.borrow().join(" and ")).await;
+        let left = RefCell::new(Vec::new());
+        let all_know = all_know(async || unaware(&**store, keys).await, &left);
+        patiently(all_know, || named(&left.borrow())).await;
     }
     if let (Some(group), Parting::Last(gone)) = (&backend.group, parting) {
-        patiently(group.leave(gone), || group.needed_by().join(" and ")).await;
+        patiently(group.leave(gone), || named(&group.needed_by())).await;
     }
     // The watches of the other nodes deliver the result before the nodes' keys go. Answers and letters that are under way
     // get a moment.
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-/// Waits until all know the result, as far as the store tells. `unaware` has those who do not.
-async fn all_know(ask: impl AsyncFn() -> Result<Vec<String>, StoreError>, unaware: &RefCell<Vec<String>>) {
+/// Waits until all know the result, as far as the store tells. `left` has those who do not.
+async fn all_know(ask: impl AsyncFn() -> Result<Vec<String>, StoreError>, left: &RefCell<Vec<String>>) {
     let mut answered = Instant::now();
     loop {
         match ask().await {
             Ok(those) if those.is_empty() => return,
             Ok(those) => {
                 answered = Instant::now();
-                unaware.replace(those);
+                left.replace(those);
             }
             Err(_) if answered.elapsed() < FAILS_OVER => {}
             Err(_) => return,
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(AGAIN).await;
     }
+}
+
+/// The first of these names, and how many more there are.
+fn named<S: AsRef<str>>(names: &[S]) -> String {
+    const NAMED: usize = 4;
+    let first: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
+    let more = names.len().saturating_sub(NAMED);
+    first.join(", ") + &if more == 0 { String::new() } else { format!(" and {more} more") }
 }
 
 /// Waits, though not for ever, for those who may not know the result; says for whom.
@@ -215,7 +230,7 @@ async fn others_left(are_there: impl AsyncFn() -> Result<bool, StoreError>) {
             Err(_) if answered.elapsed() < FAILS_OVER => {}
             Ok(false) | Err(_) => return,
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(AGAIN).await;
     }
 }
 

@@ -38,12 +38,12 @@ async fn renewals_that_etcds_proxy_answers_late_keep_a_node() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let (_proxy, at) = proxied(&etcd).await;
     // Given a lease a third of which is longer than any other call may take, and workers that no leader keeps alive
-    let job = Job::on(&etcd, "2").flag(&format!("--rdzv-endpoint={at}")).conf("lease_ttl", "12");
+    let job = Job::on(&etcd, "2").flag(&format!("--rdzv-endpoint={at}")).conf("lease_ttl", "10");
     let job = job.flag("--on-store-loss=fence").flag("--max-restarts=0");
     let mut agents = job.start_all(["a", "b"]);
     let first = job.runs(1, 2).await;
     // Time, which is what is tested here: more than two leases
-    tokio::time::sleep(Duration::from_secs(30)).await;
+    tokio::time::sleep(Duration::from_secs(21)).await;
     assert!(first.workers.iter().all(Worker::is_alive));
     for agent in &agents {
         let log = agent.output();
