@@ -182,7 +182,7 @@ impl Run {
 
     async fn ends(mut self) {
         // On a busy machine the time of the faults is too short for enough calls, of which four in ten read.
-        let calls = async || (self.values.load(Ordering::Relaxed) > 400).then_some(());
+        let calls = async || (self.values.load(Ordering::Relaxed) > 600).then_some(());
         eventually("the clients have made enough calls", LIMIT, calls).await;
         self.over.store(true, Ordering::Relaxed);
         let mut history = Vec::new();

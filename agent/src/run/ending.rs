@@ -3,10 +3,12 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_rendezvous::End;
 use elastic_rendezvous::job::{Keys, RankRecord, RoundRecord, Sealed, Versioned};
+use elastic_store::embedded::Group;
 use elastic_store::{Op, Store, StoreError, Txn};
 use tokio::time::Instant;
 
@@ -112,10 +114,20 @@ impl Parting {
     }
 }
 
-/// Says in a store that agents serve that this node knows the job's success. They wait for it.
-pub(super) async fn say_known(backend: &Backend, keys: &Keys, node: &str) {
-    let is_served = backend.serves || !backend.hosts.is_empty();
-    let Some(store) = backend.store().filter(|_| is_served) else { return };
+/// Leaves a store that agents serve, and this one perhaps. Such an agent leaves last.
+pub(super) async fn leave_store(backend: &Backend, keys: &Keys, node: &str, end: &End) {
+    let Some(store) = backend.store() else { return };
+    let is_of_agents = backend.serves || !backend.hosts.is_empty();
+    if is_of_agents && *end == End::Succeeded {
+        say_known(store, keys, node).await;
+    }
+    if backend.serves {
+        leave_last(store, backend.group.as_deref(), keys, end).await;
+    }
+}
+
+/// Says that this node knows the job's success. Those that serve the store wait for it.
+async fn say_known(store: &Arc<dyn Store>, keys: &Keys, node: &str) {
     let say = async || {
         let Some(Sealed { number, .. }) = last_round(&**store, keys).await? else { return Ok(()) };
         let said = format!("{}{node}", keys.arrivals(number, KNOWN));
@@ -126,8 +138,8 @@ pub(super) async fn say_known(backend: &Backend, keys: &Keys, node: &str) {
             tokio::time::sleep(AGAIN).await;
         }
     };
-    // Where the store is gone, no one waits.
-    let _ = tokio::time::timeout(FAILS_OVER, said).await;
+    // After this time no one waits.
+    let _ = tokio::time::timeout(COMES_BACK, said).await;
 }
 
 async fn last_round(store: &dyn Store, keys: &Keys) -> Result<Option<Sealed>, StoreError> {
@@ -147,10 +159,9 @@ async fn unaware(store: &dyn Store, keys: &Keys) -> Result<Vec<String>, StoreErr
 }
 
 /// An agent that serves the store stays until the other nodes have read the result and left.
-pub(super) async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
-    let Some(store) = backend.store() else { return };
+async fn leave_last(store: &Arc<dyn Store>, group: Option<&Group>, keys: &Keys, end: &End) {
     let parting = Parting::after(end);
-    match (&backend.group, &parting) {
+    match (group, &parting) {
         (Some(group), Parting::ForGood) => {
             // How the others see it does not matter here.
             let _ = tokio::time::timeout(LAST_WORD, group.leave(Duration::ZERO)).await;
@@ -172,7 +183,7 @@ pub(super) async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
         let all_know = all_know(async || unaware(&**store, keys).await, &left);
         patiently(all_know, || named(&left.borrow())).await;
     }
-    if let (Some(group), Parting::Last(gone)) = (&backend.group, parting) {
+    if let (Some(group), Parting::Last(gone)) = (group, parting) {
         patiently(group.leave(gone), || named(&group.needed_by())).await;
     }
     // The watches of the other nodes deliver the result before the nodes' keys go. Answers and letters that are under way

@@ -261,14 +261,10 @@ async fn leave(
 ) -> anyhow::Result<End> {
     let idle = local.group.state().borrow().round == 0;
     local.group.conclude(ending::reason(&end));
-    if end == End::Succeeded {
-        ending::say_known(&backend, keys, &local.identity.name).await;
-    }
-    if backend.serves {
-        tokio::select! {
-            () = ending::leave_last(&backend, keys, &end) => {}
-            caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
-        }
+    tokio::select! {
+        biased;
+        () = ending::leave_store(&backend, keys, &local.identity.name, &end) => {}
+        caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
     }
     let WorkersLifecycle { identity, group, socket, watchdog, .. } = local;
     drop((socket, watchdog));

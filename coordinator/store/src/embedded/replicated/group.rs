@@ -192,9 +192,17 @@ impl Group {
     /// were heard within the time after which one is `gone`.
     pub async fn leave(&self, gone: Duration) {
         self.act(|replica, now| ((), replica.leave(now, gone)));
-        while !self.lock().replica.may_leave(crate::clock::now()) {
+        while !self.lock().replica.may_leave(crate::clock::now()) || self.is_unheard() {
             tokio::time::sleep(TICK).await;
         }
+    }
+
+    /// Whether one that is there does not know yet that this process leaves: it would wait for it. A way that was cut
+    /// until now has letters in it that are late.
+    fn is_unheard(&self) -> bool {
+        let (state, now) = (self.lock(), crate::clock::now());
+        let mut posts = self.posts.iter().enumerate().filter_map(|(seat, post)| Some((seat, post.as_ref()?)));
+        posts.any(|(seat, post)| state.replica.is_there(seat, now) && !post.knows_of_leave())
     }
 
     /// The endpoints of those for which [`Group::leave`] still waits.

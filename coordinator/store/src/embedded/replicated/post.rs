@@ -1,5 +1,6 @@
 //! Carries letters to one of the other agents: over the store's own port, with the TLS that its clients have.
 
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,8 @@ struct State {
     refused: bool,
     /// Since when no letter has arrived, and whether that was said.
     cut: Option<(Instant, bool)>,
+    /// It knows that this process leaves, or has ended itself.
+    knows: bool,
 }
 
 impl State {
@@ -81,10 +84,16 @@ impl Post {
         Ok(Post { endpoint: endpoint.to_owned(), client, places, state })
     }
 
+    /// Whether the other knows that this process leaves, or has ended itself.
+    pub(super) fn knows_of_leave(&self) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).knows
+    }
+
     /// Sends a letter, or loses it.
     pub(super) fn send(&self, letter: Letter) {
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else { return };
         let limit = if matches!(letter.body, Some(Body::Snapshot(_))) { STATE } else { LETTER };
+        let leaves = letter.leaves;
         let (mut client, endpoint, state) = (self.client.clone(), self.endpoint.clone(), Arc::clone(&self.state));
         tokio::spawn(async move {
             let sent = tokio::time::timeout(limit, client.deliver(letter)).await;
@@ -92,6 +101,7 @@ impl Post {
             let late = || Status::deadline_exceeded("it does not answer");
             let sent = sent.unwrap_or_else(|_| Err(late())).map(drop);
             let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.knows |= leaves && sent.as_ref().map_or_else(is_refused, |()| true);
             if let Some(warning) = state.note(sent.as_ref().map(|_| ()), Instant::now()) {
                 tracing::warn!("the store's process at {endpoint} {warning}");
             }
@@ -99,9 +109,43 @@ impl Post {
     }
 }
 
+/// Whether nothing listens there any more.
+fn is_refused(status: &Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_last_word_counts_once_it_was_taken_or_no_one_is_left_to_take_it() -> anyhow::Result<()> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+        let post = Post::to(&listener.local_addr()?.to_string(), None).map_err(anyhow::Error::msg)?;
+        let last_word = || Letter { leaves: true, ..Letter::default() };
+        // It connects, and is not heard
+        post.send(last_word());
+        while post.places.available_permits() < UNDER_WAY {
+            tokio::time::sleep(LETTER / 20).await;
+        }
+        assert!(!post.knows_of_leave());
+        drop(listener);
+        let known = async {
+            while !post.knows_of_leave() {
+                post.send(last_word());
+                tokio::time::sleep(LETTER / 20).await;
+            }
+        };
+        tokio::time::timeout(30 * LETTER, known).await?;
+        Ok(())
+    }
 
     #[test]
     fn a_way_that_is_cut_brings_one_warning() {
