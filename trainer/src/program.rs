@@ -204,3 +204,15 @@ fn write_error_file(message: &str) {
         error!("cannot write TORCHELASTIC_ERROR_FILE {}: {error}", Path::new(&path).display());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_names_nothing_says_what_failed() {
+        let bare = unmade(io::Error::from_raw_os_error(2).into()).to_string();
+        assert!(bare.starts_with("cannot make the model and its data: No such file"), "{bare}");
+        assert_eq!(unmade("cannot read a.csv".into()).to_string(), "cannot read a.csv");
+    }
+}
