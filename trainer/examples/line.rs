@@ -30,7 +30,7 @@ struct Flags {
 
 /// A slope and a height.
 #[derive(Debug)]
-pub(crate) struct Line(Vec<Tensor>);
+pub(crate) struct Line(pub(crate) Vec<Tensor>);
 
 impl Line {
     pub(crate) fn new() -> Line {

@@ -7,6 +7,7 @@
 //! ```
 
 use std::io::{self, IsTerminal, Write};
+use std::num::{ParseFloatError, ParseIntError};
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::ExitCode;
@@ -23,7 +24,7 @@ use crate::agent::give_up;
 use crate::checkpoint::command;
 use crate::data::Data;
 use crate::elastic::Elastic;
-use crate::error::{Result, with_causes};
+use crate::error::{Error, Result, with_causes};
 use crate::model::Model;
 use crate::settings::{Environment, Settings};
 use crate::train::{Observer, TrainError};
@@ -46,7 +47,8 @@ pub trait Task: Args {
     /// How to train it: flags that the task has taken into its own with `#[command(flatten)]`.
     fn settings(&self) -> &Settings;
 
-    /// Makes the model and its data. An error ends the worker; the agent restarts it as after any failure.
+    /// Makes the model and its data. An error ends the worker; the agent restarts it as after any failure. Its text is
+    /// what the user reads: it should name the file.
     fn make(&self) -> Result<(Self::Model, Self::Data)>;
 
     /// What hears of rounds, steps, evaluations and commits; nothing unless told otherwise.
@@ -136,7 +138,7 @@ impl Process {
 
     /// Trains a task in this process's place, and prints on rank 0 what the task says of the result.
     pub fn train<T: Task>(&self, task: &T) -> Result<()> {
-        let (model, data) = task.make()?;
+        let (model, data) = task.make().map_err(unmade)?;
         self.stop.listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
         let environment = Environment::read(|name| std::env::var(name).ok())?;
         let own = std::env::current_exe().ok().and_then(|path| path.into_os_string().into_string().ok());
@@ -156,6 +158,12 @@ impl Process {
         }
         Ok(())
     }
+}
+
+/// An error as `?` makes it of a file's or a number's does not say what failed.
+fn unmade(error: Error) -> Error {
+    let is_bare = error.is::<io::Error>() || error.is::<ParseIntError>() || error.is::<ParseFloatError>();
+    if is_bare { format!("cannot make the model and its data: {error}").into() } else { error }
 }
 
 /// What `RUST_LOG` says; what it says of `elastic_trainer` also holds for its other crates, unless
@@ -194,5 +202,17 @@ fn write_error_file(message: &str) {
     let file = json!({"message": {"message": message, "extraInfo": extra}});
     if let Err(error) = std::fs::write(&path, file.to_string()) {
         error!("cannot write TORCHELASTIC_ERROR_FILE {}: {error}", Path::new(&path).display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_names_nothing_says_what_failed() {
+        let bare = unmade(io::Error::from_raw_os_error(2).into()).to_string();
+        assert!(bare.starts_with("cannot make the model and its data: No such file"), "{bare}");
+        assert_eq!(unmade("cannot read a.csv".into()).to_string(), "cannot read a.csv");
     }
 }

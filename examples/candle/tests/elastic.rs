@@ -24,7 +24,7 @@ fn train(workers: u32, kills: bool) -> (String, usize) {
     let agent = std::env::var("ELASTIC_AGENT").unwrap_or_else(|_| "elastic-agent".to_owned());
     let job = Command::new(agent)
         .args(["--standalone", "--max-restarts=3", "--no-python", &format!("--nproc-per-node={workers}")])
-        .args([env!("CARGO_BIN_EXE_candle-digits"), "--epochs=3", "--trace"])
+        .args([env!("CARGO_BIN_EXE_candle-digits"), "--epochs=1", "--trace"])
         .arg(&path)
         .stdout(Stdio::piped())
         .spawn()

@@ -22,6 +22,7 @@ mod mistakes;
 mod nccl;
 pub(crate) mod networks;
 mod outcome;
+mod own_model;
 mod pausing;
 mod peer_tls;
 mod preemption;

@@ -241,10 +241,10 @@ impl<M: Model> GradientTask<'_, M> {
         Piece { work: self.work, batch: self.batch, samples: samples.into() }
     }
 
-    /// For a sum.
+    /// For a sum. What a model forgets to write is not a number in the first step, so that the step fails.
     fn room(&self, buffers: &mut ThreadBuffers<M>) -> Vec<f32> {
         let mut room = buffers.spare.pop().unwrap_or_default();
-        room.resize(self.length(), 0.0);
+        room.resize(self.length(), f32::NAN);
         room
     }
 

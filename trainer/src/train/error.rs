@@ -180,15 +180,22 @@ pub enum TrainError {
         what: &'static str,
     },
     /// The loss is no number.
-    #[error("the loss of step {step} is not finite; lower --lr")]
+    #[error(
+        "the loss of step {step} is not finite; {}",
+        unless_first(*step, "lower --lr", "correct the model or its data")
+    )]
     Diverged {
         /// The step.
         step: u64,
     },
     /// A gradient holds something else than numbers.
     #[error(
-        "the gradient of step {step} is not finite in tensor {tensor}, and is not applied; lower --lr, or bound the \
-        gradient with --clip"
+        "the gradient of step {step} is not finite in tensor {tensor}, and is not applied; {}",
+        unless_first(
+            *step,
+            "lower --lr, or bound the gradient with --clip",
+            "correct the model, which must write every number of it, or its data",
+        )
     )]
     Gradient {
         /// The step.
@@ -215,6 +222,11 @@ pub enum TrainError {
 /// What is said of bf16.
 fn unless_f32(precision: Precision, words: &'static str) -> &'static str {
     if precision == Precision::F32 { "" } else { words }
+}
+
+/// In the first step no parameter has moved.
+fn unless_first(step: u64, later: &'static str, first: &'static str) -> &'static str {
+    if step == 1 { first } else { later }
 }
 
 impl From<CollectiveError> for TrainError {

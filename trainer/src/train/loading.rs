@@ -29,7 +29,7 @@ use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{CheckpointError, Checkpoints};
 use crate::engine::TaskError;
 use crate::engine::state::State;
-use crate::model::Model;
+use crate::model::{Model, Tensor};
 use crate::vectors::first_not_finite;
 
 /// How often ranks tell each other that they still read: fractions of the time that peers are waited for.
@@ -75,6 +75,10 @@ impl<M: Model> Trainer<'_, M> {
             if made != parameters {
                 let cause = format!("it makes {made} first parameters instead of {parameters}");
                 return Err(TrainError::Unusable(cause));
+            }
+            if let Some(place) = first_not_finite(&first) {
+                let tensor = Tensor::name_at(self.run.model.tensors(), place);
+                return Err(TrainError::Unusable(format!("its first parameters in tensor {tensor} are not finite")));
             }
             self.held.state = State::new(first, &self.run.optimizer);
         }
@@ -194,16 +198,24 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Fails where a checkpoint is another run's.
     fn check_own(&self, manifest: &Manifest) -> Result<(), TrainError> {
-        let Manifest { step, settings, tensors, state_bytes, .. } = manifest;
+        let Manifest { step, settings, .. } = manifest;
         let step = *step;
         let differences = self.run.identity.differences(&RunIdentity::parse(settings));
         let left = self.run.settings.not_meant(&differences);
         if !left.is_empty() {
-            return Err(TrainError::OtherSettings { step, differences: left });
+            // Of a model that is named by a checksum, the tensors say more.
+            let is_other_model = left.iter().any(|one| one.name == "model");
+            let tensors = if is_other_model { self.check_tensors(manifest) } else { Ok(()) };
+            return tensors.and(Err(TrainError::OtherSettings { step, differences: left }));
         }
         if !differences.is_empty() {
             info!(step, "continues a checkpoint with {}, as --change says", listed(&differences));
         }
+        self.check_tensors(manifest)
+    }
+
+    fn check_tensors(&self, manifest: &Manifest) -> Result<(), TrainError> {
+        let Manifest { step, tensors, state_bytes, .. } = manifest;
         let own = State::entries(self.run.model.tensors(), &self.run.optimizer);
         let bytes = size_of_val(&self.held.state.flat[..]) as u64;
         if *tensors == own && *state_bytes == bytes {
@@ -219,7 +231,7 @@ impl<M: Model> Trainer<'_, M> {
             }
             None => format!("{} tensors of {state_bytes} bytes instead of {} of {bytes}", tensors.len(), own.len()),
         };
-        Err(TrainError::OtherTensors { step, cause })
+        Err(TrainError::OtherTensors { step: *step, cause })
     }
 
     /// The state of `step` is here, and the same on all ranks.

@@ -33,7 +33,7 @@ impl<'a, M: Model> Ready<'a, M> {
         settings.contradiction().map_or(Ok(()), |said| Err(TrainError::Contradiction(said)))?;
         check(model, &settings.optimizer(), data).map_err(TrainError::Unusable)?;
         if settings.eval_every.is_some() && data.held_out().is_none_or(|held_out| held_out.samples() == 0) {
-            let cause = "there are no held-out samples to evaluate it on (--eval-every)";
+            let cause = "there are no held-out samples to evaluate it on; leave --eval-every out";
             return Err(TrainError::Unusable(cause.to_owned()));
         }
         let init = settings.init.as_deref().map(|path| InitFile::open(path, model.tensors())).transpose()?;
@@ -58,8 +58,9 @@ impl<'a, M: Model> Ready<'a, M> {
 fn check<M: Model>(model: &M, optimizer: &Optimizer, data: &dyn Data<Batch = M::Batch>) -> Result<(), String> {
     let mut end = 0;
     for Tensor { name, shape, range, .. } in model.tensors() {
-        if range.start != end || range.len() != shape.iter().product::<usize>() {
-            return Err(format!("tensor {name} of shape {shape:?} lies at {range:?}, after {end} parameters"));
+        let place = end..end + shape.iter().product::<usize>();
+        if *range != place {
+            return Err(format!("tensor {name} of shape {shape:?} lies at {range:?} instead of {place:?}"));
         }
         end = range.end;
     }

@@ -56,8 +56,8 @@ pub(crate) enum TokenFileError {
     },
     /// It is another model's.
     #[error(
-        "token {token} at position {position} of {} is outside the vocabulary of {vocabulary}; choose a larger \
-        --vocabulary (GPT-2's is 50257), another --token-bytes, or --text for a text",
+        "token {token} at position {position} of {} is outside the vocabulary of {vocabulary}; take a larger \
+        one (--vocabulary, or another --init-from; GPT-2's is 50257), another --token-bytes, or --text for a text",
         path.display()
     )]
     Unknown {

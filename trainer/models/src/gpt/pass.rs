@@ -1,6 +1,6 @@
-//! The forward and backward pass of a GPT-2. What the backward pass needs is kept, except two things that would be
-//! large: attention's weights are computed again, and the scores of the whole vocabulary are used at once, some rows at
-//! a time.
+//! The forward and backward pass of a GPT-2: the forward pass in training, in evaluation and for generation. What the
+//! backward pass needs is kept, except two things that would be large: attention's weights are computed again, and the
+//! scores of the whole vocabulary are used at once, some rows at a time.
 
 use elastic_trainer::Model;
 
@@ -30,24 +30,24 @@ pub struct Workspace {
     layers: Vec<Layer>,
     /// The residual stream behind the last block, its norm, and the norm's means and scales.
     last: Vec<f32>,
-    normed: Vec<f32>,
+    pub(super) normed: Vec<f32>,
     stats: Vec<[f32; 2]>,
-    scores: Vec<f32>,
+    pub(super) scores: Vec<f32>,
     scratch: Scratch,
     slopes: Slopes,
 }
 
 /// What a block's backward pass needs.
 #[derive(Debug, Default)]
-struct Layer {
+pub(super) struct Layer {
     /// The residual stream before the block, and between its halves.
     before: Vec<f32>,
     between: Vec<f32>,
     stats_1: Vec<[f32; 2]>,
     normed_1: Vec<f32>,
-    triples: Vec<f32>,
+    pub(super) triples: Vec<f32>,
     logs: Vec<f32>,
-    attended: Vec<f32>,
+    pub(super) attended: Vec<f32>,
     stats_2: Vec<[f32; 2]>,
     normed_2: Vec<f32>,
     up: Vec<f32>,
@@ -77,7 +77,7 @@ impl Tokens {
 
 impl Workspace {
     /// For a batch with so many tokens.
-    fn make_room(&mut self, gpt: &Gpt, rows: usize) {
+    pub(super) fn make_room(&mut self, gpt: &Gpt, rows: usize) {
         let width = gpt.size.width;
         self.layers.resize_with(gpt.size.layers, Layer::default);
         for layer in &mut self.layers {
@@ -134,8 +134,7 @@ impl Gpt {
         // The embeddings' derivatives are added up, so they begin at zero. All others are overwritten.
         gradient[self.places.tokens.clone()].fill(0.0);
         gradient[self.places.positions.clone()].fill(0.0);
-        workspace.make_room(self, batch.inputs.len());
-        self.forward(parameters, batch, workspace);
+        self.forward_batch(parameters, batch, workspace);
         let loss = self.head(parameters, batch, workspace, Some(gradient));
         self.backward(parameters, batch, workspace, gradient, done);
         loss
@@ -150,8 +149,7 @@ impl Gpt {
         if batch.inputs.is_empty() {
             return 0.0;
         }
-        workspace.make_room(self, batch.inputs.len());
-        self.forward(parameters, batch, workspace);
+        self.forward_batch(parameters, batch, workspace);
         self.head(parameters, batch, workspace, None)
     }
 
@@ -173,16 +171,33 @@ impl Gpt {
         Attention { sequences: batch.sequences(), time: batch.time, heads, width }
     }
 
-    fn forward(&self, parameters: &[f32], batch: &Tokens, workspace: &mut Workspace) {
-        let (attention, width) = (self.attention(batch), self.size.width);
-        let Tokens { time, inputs, .. } = batch;
+    fn forward_batch(&self, parameters: &[f32], batch: &Tokens, workspace: &mut Workspace) {
+        workspace.make_room(self, batch.inputs.len());
+        let attention = self.attention(batch);
+        let attend = |_: usize, layer: &mut Layer, scratch: &mut Scratch| {
+            attention.forward(&layer.triples, &mut layer.attended, &mut layer.logs, scratch);
+        };
+        self.forward(parameters, &batch.inputs, |row| row % batch.time, workspace, attend);
+    }
+
+    /// Writes the last norm's outputs for some tokens, each at a position of its sequence. `attend` turns a block's
+    /// queries, keys and values into what the heads found.
+    pub(super) fn forward(
+        &self,
+        parameters: &[f32],
+        inputs: &[u32],
+        position: impl Fn(usize) -> usize,
+        workspace: &mut Workspace,
+        mut attend: impl FnMut(usize, &mut Layer, &mut Scratch),
+    ) {
+        let width = self.size.width;
         let Workspace { layers, last, normed, stats, scratch, .. } = workspace;
         let rows = inputs.len();
         let first = layers.first_mut().map_or(&mut *last, |layer| &mut layer.before);
         let (tokens, positions) = (&parameters[self.places.tokens.clone()], &parameters[self.places.positions.clone()]);
         for (row, (into, &token)) in first.chunks_exact_mut(width).zip(inputs).enumerate() {
             into.copy_from_slice(&tokens[token as usize * width..][..width]);
-            add(into, &positions[row % *time * width..][..width]);
+            add(into, &positions[position(row) * width..][..width]);
         }
         for (number, block) in self.places.blocks.iter().enumerate() {
             let (done, next) = layers.split_at_mut(number + 1);
@@ -191,7 +206,7 @@ impl Gpt {
             let (weight, bias) = block.norm_1.of(parameters);
             layer_norm(&layer.before, weight, bias, &mut layer.normed_1, &mut layer.stats_1);
             block.attention.forward(parameters, &layer.normed_1, &mut layer.triples, rows);
-            attention.forward(&layer.triples, &mut layer.attended, &mut layer.logs, scratch);
+            attend(number, layer, scratch);
             block.attention_out.forward(parameters, &layer.attended, &mut layer.between, rows);
             add(&mut layer.between, &layer.before);
 
@@ -204,6 +219,13 @@ impl Gpt {
         }
         let (weight, bias) = self.places.norm.of(parameters);
         layer_norm(last, weight, bias, normed, stats);
+    }
+
+    /// Writes the logits of some of the last norm's outputs: a row for each.
+    pub(super) fn logits(&self, parameters: &[f32], normed: &[f32], logits: &mut [f32]) {
+        let (vocabulary, width) = (self.size.vocabulary, self.size.width);
+        let tokens = Matrix::new(&parameters[self.places.tokens.clone()], vocabulary, width);
+        multiply(logits, Matrix::new(normed, normed.len() / width, width), tokens.transposed());
     }
 
     /// The summed loss. With a gradient, also its derivatives by the last norm's outputs, and by the tokens' weights,
@@ -223,11 +245,10 @@ impl Gpt {
         for ((normed, slope), targets) in pieces.zip(batch.targets.chunks(SCORED_ROWS)) {
             let rows = targets.len();
             let scores = &mut scores[..rows * vocabulary];
-            let inputs = Matrix::new(normed, rows, width);
-            multiply(scores, inputs, tokens.transposed());
+            self.logits(parameters, normed, scores);
             loss += cross_entropy_slope(scores, targets);
             if let Some(gradient) = gradient.as_deref_mut() {
-                let scores = Matrix::new(scores, rows, vocabulary);
+                let (inputs, scores) = (Matrix::new(normed, rows, width), Matrix::new(scores, rows, vocabulary));
                 multiply(slope, scores, tokens);
                 Target::spaced(&mut gradient[self.places.tokens.clone()], vocabulary, width, width)
                     .add(scores.transposed(), inputs);

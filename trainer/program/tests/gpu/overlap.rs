@@ -82,19 +82,20 @@ fn nccl_that_fails_between_two_buckets_is_replaced_and_no_step_is_lost() {
     let flags = format!("{SHORT} --epochs 4 --peer-timeout 4").replace("--epochs 1 ", "");
     let alone = printed(&format!("{flags} --device cuda:0"), "");
     let flags = format!("{} {IN_BUCKETS}", with_nccl(&flags));
-    for (variable, code, at) in [
-        ("FAKE_NCCL_HANG", "", call(0, 1, 0)),
-        ("FAKE_NCCL_HANG", "", call(11, 5, 1)),
-        ("FAKE_NCCL_FAIL", ":3", call(7, 3, 1)),
-        ("FAKE_NCCL_FAIL", ":3", call(13, 0, 1)),
-        // A failure after which the other rank has what it needs for its next sums. In the last case it is a step
-        // ahead.
-        ("FAKE_NCCL_LATE", ":3", call(7, 3, 1)),
-        ("FAKE_NCCL_LATE", ":6", call(9, 5, 1)),
+    for (variable, code, at, more) in [
+        ("FAKE_NCCL_HANG", "", call(0, 1, 0), ""),
+        ("FAKE_NCCL_HANG", "", call(11, 5, 1), ""),
+        ("FAKE_NCCL_FAIL", ":3", call(7, 3, 1), ""),
+        ("FAKE_NCCL_FAIL", ":3", call(13, 0, 1), ""),
+        // A failure after which the other rank has what it needs for its next sums.
+        ("FAKE_NCCL_LATE", ":3", call(7, 3, 1), ""),
+        // After the last bucket the other rank is a step ahead, or asks how many samples were skipped.
+        ("FAKE_NCCL_LATE", ":6", call(9, 5, 1), ""),
+        ("FAKE_NCCL_LATE", ":6", call(9, 5, 1), "--unreadable skip"),
     ] {
         let fault = format!("ncclGroupEnd#{at}{code}");
-        let (printed, logs) = all_end(start(&flags, &[PLAIN, &[(variable, &fault)]]));
-        assert_eq!(checksum(&printed), checksum(&alone), "{variable} {fault}");
+        let (printed, logs) = all_end(start(&format!("{flags} {more}"), &[PLAIN, &[(variable, &fault)]]));
+        assert_eq!(checksum(&printed), checksum(&alone), "{variable} {fault} {more}");
         assert!(logs[1].matches("NCCL failed in a sum").count() == 1, "{fault} {}", logs[1]);
         for logged in logs {
             assert!(logged.matches("NCCL's communicator is made").count() == 2, "{fault} {logged}");

@@ -231,6 +231,6 @@ fn without_held_out_samples_there_is_nothing_to_evaluate_on() {
         let model = Counted::new(false);
         let settings = settings(8, &folder.path().join("trace"));
         let error = run(&model, &data, settings, environment(0, 1, 0, 0)).unwrap_err().to_string();
-        assert!(error.contains("no held-out samples to evaluate it on (--eval-every)"), "{error}");
+        assert!(error.contains("no held-out samples to evaluate it on; leave --eval-every out"), "{error}");
     }
 }

@@ -125,56 +125,39 @@ fn two_ranks_that_hold_different_numbers_both_stop() {
 
 #[test]
 fn a_model_that_contradicts_itself_is_refused() {
-    struct Wrong(Vec<Tensor>, usize);
-    impl Model for Wrong {
-        type Batch = Vec<[f32; 2]>;
-        type Replica = ();
-        fn tensors(&self) -> &[Tensor] {
-            &self.0
-        }
-        fn init(&self, _seed: u64) -> Result<Vec<f32>> {
-            Ok(vec![0.0; self.1])
-        }
-        fn replica(&self) -> Result<()> {
-            Ok(())
-        }
-        fn gradient(
-            &self,
-            _: &Step<'_>,
-            _: &[f32],
-            _: &Vec<[f32; 2]>,
-            (): &mut (),
-            _: &mut Gradient<'_>,
-        ) -> Result<f32> {
-            panic!("it must not come to this")
-        }
-    }
     let gap = Tensor { name: "late".into(), shape: vec![2], range: 1..3, rule: Rule::of_shape(&[2]) };
     for (tensors, first, points, said) in [
-        (vec![gap], 3, 9, "tensor late of shape [2] lies at 1..3, after 0 parameters"),
+        (vec![gap], 3, 9, "tensor late of shape [2] lies at 1..3 instead of 0..2"),
         (Vec::new(), 0, 9, "its tensors hold 0 numbers"),
         (Tensor::sequence([("w", vec![2]), ("v", vec![1]), ("w", vec![1])]), 4, 9, "are called w"),
         (Tensor::sequence([("w", vec![2]), ("sgd.w", vec![2])]), 4, 9, "sgd.w has a name like those of an optimizer"),
         (Tensor::sequence([("w", vec![1 << 48])]), 4, 9, "there is no memory"),
         (Tensor::sequence([("w", vec![2, 2])]), 3, 9, "3 first parameters instead of 4"),
+        (Tensor::sequence([("w", vec![1]), ("v", vec![2])]), 3, 9, "first parameters in tensor v are not finite"),
         (Tensor::sequence([("w", vec![2, 2])]), 4, 0, "there are no samples"),
     ] {
         let elastic = Elastic::new(settings(1), environment(0, 1, 0, 0)).stop(Stop::default());
-        let error = elastic.run(&Wrong(tensors, first), &Points(points)).unwrap_err();
+        let first = [0.0, 0.0, f32::NAN, 0.0][..first].to_vec();
+        let gradient = |_: &[f32], _: &mut [f32]| -> f32 { panic!("it must not come to this") };
+        let wrong = Changed { tensors, first, gradient, identity: None };
+        let error = elastic.run(&wrong, &Points(points)).unwrap_err();
         assert!(matches!(error, TrainError::Unusable(_)), "{error}");
         assert!(error.to_string().contains(said), "{error}");
     }
 }
 
-/// A line with a gradient, or names, of one's own.
-struct Changed<G> {
-    tensors: Vec<Tensor>,
-    gradient: G,
+/// A model with tensors, first parameters, a gradient and an identity of one's own.
+pub(crate) struct Changed<G> {
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) first: Vec<f32>,
+    pub(crate) gradient: G,
+    pub(crate) identity: Option<&'static str>,
 }
 
 impl<G: Fn(&[f32], &mut [f32]) -> f32 + Sync> Changed<G> {
     fn new(names: [&str; 2], gradient: G) -> Changed<G> {
-        Changed { tensors: Tensor::sequence(names.map(|name| (name, vec![1]))), gradient }
+        let tensors = Tensor::sequence(names.map(|name| (name, vec![1])));
+        Changed { tensors, first: vec![0.0; 2], gradient, identity: Some("two numbers") }
     }
 }
 
@@ -185,7 +168,7 @@ impl<G: Fn(&[f32], &mut [f32]) -> f32 + Sync> Model for Changed<G> {
         &self.tensors
     }
     fn init(&self, _: u64) -> Result<Vec<f32>> {
-        Ok(vec![0.0; 2])
+        Ok(self.first.clone())
     }
     fn replica(&self) -> Result<()> {
         Ok(())
@@ -201,7 +184,8 @@ impl<G: Fn(&[f32], &mut [f32]) -> f32 + Sync> Model for Changed<G> {
         Ok((self.gradient)(parameters, gradient))
     }
     fn identity(&self) -> String {
-        "two numbers".to_owned()
+        // Without one, as a model that says nothing of itself.
+        self.identity.map_or_else(|| Line(self.tensors.clone()).identity(), str::to_owned)
     }
 }
 
@@ -232,6 +216,15 @@ fn a_gradient_that_is_not_finite_is_not_applied_and_its_tensor_is_named() {
     };
     let error = alone(&Changed::new(["first", "second"], spoilt), folder.path(), 2).unwrap_err();
     assert!(matches!(&error, TrainError::Gradient { step: 7, tensor } if tensor == "second"), "{error}");
+    assert!(error.to_string().contains("lower --lr"), "{error}");
+    // In the first step that advice is no help: the model is wrong, such as one that does not write the whole gradient.
+    let forgets = |_: &[f32], gradient: &mut [f32]| {
+        gradient[0] = 1.0;
+        1.0
+    };
+    let error = alone(&Changed::new(["first", "second"], forgets), &folder.path().join("other"), 2).unwrap_err();
+    assert!(matches!(&error, TrainError::Gradient { step: 1, tensor } if tensor == "second"), "{error}");
+    assert!(error.to_string().contains("correct the model, which must write every number of it"), "{error}");
 }
 
 #[test]
@@ -250,7 +243,8 @@ fn an_error_that_each_restart_would_meet_again_is_permanent() {
     };
     let (ended, (class, message)) = told(1, |_, _| f32::NAN);
     assert!(matches!(ended, Ok(Err(TrainError::Diverged { step: 1 }))), "{ended:?}");
-    assert_eq!((class, message.as_str()), (FailureClass::Permanent, "the loss of step 1 is not finite; lower --lr"));
+    let said = "the loss of step 1 is not finite; correct the model or its data";
+    assert_eq!((class, message.as_str()), (FailureClass::Permanent, said));
     let (ended, told) = told(2, |_, _| panic!("index out of bounds"));
     assert!(ended.is_err(), "it panics as before");
     assert_eq!(told, (FailureClass::Permanent, String::new()), "standard error says what it was");
@@ -276,10 +270,14 @@ fn a_checkpoint_of_other_tensors_is_refused_whatever_the_model_says_of_itself() 
         gradient.fill(1.0);
         1.0
     };
-    alone(&Changed::new(["first", "second"], flat), folder.path(), 1).unwrap();
-    let error = alone(&Changed::new(["first", "other"], flat), folder.path(), 2).unwrap_err();
-    assert!(matches!(error, TrainError::OtherTensors { step: 10, .. }), "{error}");
-    assert!(error.to_string().contains("second of shape [1] instead of other of shape [1]"), "{error}");
+    for identity in [Some("two numbers"), None] {
+        let folder = folder.path().join(identity.unwrap_or_default());
+        let named = |names| Changed { identity, ..Changed::new(names, flat) };
+        alone(&named(["first", "second"]), &folder, 1).unwrap();
+        let error = alone(&named(["first", "other"]), &folder, 2).unwrap_err();
+        assert!(matches!(error, TrainError::OtherTensors { step: 10, .. }), "{error}");
+        assert!(error.to_string().contains("second of shape [1] instead of other of shape [1]"), "{error}");
+    }
     // Nor do such workers meet
     let port = free_port();
     let meet = |rank, names| {

@@ -4,46 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use elastic_trainer::{Elastic, Environment, Gradient, Model, Outcome, Result, Settings, Step, Tensor, TrainError};
+use elastic_trainer::{Elastic, Environment, Outcome, Result, Settings, Tensor, TrainError};
 use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize_to_file};
 
+use crate::example::Changed;
 use crate::example::line::Points;
 use crate::worker::{environment, free_port, run, together, train};
-
-/// Parameters that do not move.
-struct Still(Vec<Tensor>);
-
-impl Still {
-    fn new() -> Still {
-        Still(Tensor::sequence([("w", vec![2, 2]), ("b", vec![3])]))
-    }
-}
-
-impl Model for Still {
-    type Batch = Vec<[f32; 2]>;
-    type Replica = ();
-    fn tensors(&self) -> &[Tensor] {
-        &self.0
-    }
-    fn init(&self, _: u64) -> Result<Vec<f32>> {
-        Ok(vec![0.0; 7])
-    }
-    fn replica(&self) -> Result<()> {
-        Ok(())
-    }
-    fn gradient(
-        &self,
-        _: &Step<'_>,
-        _: &[f32],
-        _: &Vec<[f32; 2]>,
-        (): &mut (),
-        gradient: &mut Gradient<'_>,
-    ) -> Result<f32> {
-        gradient.fill(0.0);
-        Ok(1.0)
-    }
-}
 
 /// A file of these tensors: shape, kind, and the first number, which the others follow.
 fn file(folder: &Path, name: &str, tensors: &[(&str, &[usize], Dtype, f32)]) -> PathBuf {
@@ -70,9 +37,16 @@ fn settings(init: Option<&Path>, epochs: u64) -> Settings {
     Settings { init, epochs, weight_decay: 0.0, ..Settings::default() }
 }
 
+/// Trains parameters that do not move.
 fn still(settings: Settings, environment: Environment) -> Result<Outcome, TrainError> {
     let mut nowhere = std::io::sink();
-    Elastic::new(settings, environment).output(&mut nowhere).run(&Still::new(), &Points(640))
+    let gradient = |_: &[f32], gradient: &mut [f32]| {
+        gradient.fill(0.0);
+        1.0
+    };
+    let tensors = Tensor::sequence([("w", vec![2, 2]), ("b", vec![3])]);
+    let still = Changed { tensors, first: vec![0.0; 7], gradient, identity: None };
+    Elastic::new(settings, environment).output(&mut nowhere).run(&still, &Points(640))
 }
 
 #[test]

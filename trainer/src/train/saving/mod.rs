@@ -112,7 +112,10 @@ impl Saving {
         self.overtaken += 1;
         if self.overtaken.is_power_of_two() {
             let (times, cause) = (self.overtaken, self.slowness().unwrap_or("the disk is slower than that".to_owned()));
-            warn!(times, "step {overtaken} is not saved; a newer step replaces it: {cause}; raise --checkpoint-every");
+            warn!(
+                "step {overtaken} is not saved ({times} so far); a newer step replaces it: {cause}; raise \
+                --checkpoint-every"
+            );
         }
     }
 
