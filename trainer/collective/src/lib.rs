@@ -5,7 +5,7 @@
 //! bootstrap   connects every rank with every other, through rank 0; compares job, round and settings
 //! peer_stream one operation's bytes to and from one peer; waiting, deadlines, lost peers
 //! pairwise    sums of small buffers, broadcast
-//! spread      copies the state, or parts of it, from the ranks that hold it to the others, all at once
+//! spread      copies the state, or parts of it, from the ranks that hold it to the others, all at once; passes pieces
 //! ordered     all-reduce of shard sums in the fixed order of `tree`
 //! recorder    the last operations, and how far they came, for when one is given up
 //! stop        the request to stop, or to change to a later round, for everything that waits
@@ -313,7 +313,25 @@ impl Group {
         sum: &mut [f32],
         vote: u32,
     ) -> Result<u32, CollectiveError> {
-        let result = ordered::sum(self, shards, rest, sum, vote);
+        let result = ordered::sum(self, shards, rest, sum, (ordered::Finished::ToAll, vote));
+        self.ended(result)
+    }
+
+    /// As [`ordered_sum`](Self::ordered_sum), but only owners get the sum: each rank that of its
+    /// [chunk](tree::SumPlan::owned_chunk) and of the chunk whose [second](tree::SumPlan::second) owner it is.
+    /// Elsewhere the contents of `sum` are undefined. All ranks get the votes. Another operation of all ranks must follow
+    /// before one [leaves](Self::leave), since others may not have read all that it sent.
+    ///
+    /// # Panics
+    /// When `rest` does not fit the rank's nodes or the length of `sum`.
+    pub fn sum_to_owners(
+        &mut self,
+        shards: u32,
+        rest: &[&[f32]],
+        sum: &mut [f32],
+        vote: u32,
+    ) -> Result<u32, CollectiveError> {
+        let result = ordered::sum(self, shards, rest, sum, (ordered::Finished::ToOwners, vote));
         self.ended(result)
     }
 
@@ -342,7 +360,30 @@ impl Group {
     /// Copies each rank's part of `data` to all others. The parts follow each other, and `ends` has the end of each, by
     /// rank. The length must be the same on all ranks.
     pub fn share(&mut self, ends: &[usize], data: &mut [u8]) -> Result<(), CollectiveError> {
-        let result = spread::share(self, ends, data);
+        self.share_where(ends, |_, _| true, data)
+    }
+
+    /// As [`share`](Self::share), but a rank's part goes only to the ranks that it `goes` to: from the first, to the
+    /// second. It must say the same on all ranks.
+    pub fn share_where(
+        &mut self,
+        ends: &[usize],
+        goes: impl Fn(usize, usize) -> bool,
+        data: &mut [u8],
+    ) -> Result<(), CollectiveError> {
+        let result = spread::share(self, ends, goes, data);
+        self.ended(result)
+    }
+
+    /// Sends each piece of `out` to its rank, and fills each piece of `into` from its rank. The pieces between two ranks
+    /// have the same lengths and order on both, and `total` is the same number on all ranks. A rank may be left out.
+    pub fn pass(
+        &mut self,
+        total: usize,
+        out: Vec<(usize, &[u8])>,
+        into: Vec<(usize, &mut [u8])>,
+    ) -> Result<(), CollectiveError> {
+        let result = spread::pass(self, total, out, into);
         self.ended(result)
     }
 

@@ -70,12 +70,20 @@ struct Stream {
     nodes: Vec<Node>,
 }
 
+/// Who gets a finished chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Finished {
+    ToAll,
+    /// To the [second](SumPlan::second) owner. A small buffer goes to all.
+    ToOwners,
+}
+
 pub(super) fn sum(
     group: &mut Group,
     shards: u32,
     rest: &[&[f32]],
     sum: &mut [f32],
-    vote: u32,
+    (finished, vote): (Finished, u32),
 ) -> Result<u32, CollectiveError> {
     let in_pairs =
         group.world_size.is_power_of_two() && shards.is_power_of_two() && group.world_size <= shards as usize;
@@ -84,7 +92,7 @@ pub(super) fn sum(
         return pairwise::sum_in_tree(group, sum, vote);
     }
     let mut staging = std::mem::take(&mut group.staging);
-    let result = run(group, &mut staging, shards, rest, sum, vote);
+    let result = run(group, &mut staging, shards, rest, sum, (finished, vote));
     group.staging = staging;
     result
 }
@@ -95,14 +103,21 @@ fn run(
     shards: u32,
     rest: &[&[f32]],
     sum: &mut [f32],
-    vote: u32,
+    (to, vote): (Finished, u32),
 ) -> Result<u32, CollectiveError> {
     let operation = group.begin(Kind::Ordered, size_of_val(sum));
     let (rank, ranks, elements) = (group.rank, group.world_size, sum.len());
     let plan = SumPlan { world_size: ranks as u32, shards, elements };
     let everywhere = size_of_val(sum) <= EVERYWHERE_BYTES;
-    let chunk_of = |rank: usize| if everywhere { 0..elements } else { plan.chunk(rank as u32) };
-    let finished_bytes = |chunk: &Range<usize>| if everywhere { 0 } else { chunk.len() * size_of::<f32>() };
+    let chunk_of = |rank: usize| match to {
+        _ if everywhere => 0..elements,
+        Finished::ToAll => plan.chunk(rank as u32),
+        Finished::ToOwners => plan.owned_chunk(rank as u32),
+    };
+    let finished_bytes = |chunk: &Range<usize>, from: usize, receiver: usize| {
+        let goes = to == Finished::ToAll || plan.second(from as u32) == receiver as u32;
+        if everywhere || !goes { 0 } else { chunk.len() * size_of::<f32>() }
+    };
     let (mine, my_nodes) = (chunk_of(rank), plan.nodes(rank as u32));
     assert_eq!(rest.len(), my_nodes.len().saturating_sub(1), "one partial sum for each of the rank's nodes");
     assert!(rest.iter().all(|partial| partial.len() == elements), "partial sums as long as the sum");
@@ -123,8 +138,8 @@ fn run(
                 sent: 0,
                 partials_in: nodes.len() * mine.len() * size_of::<f32>(),
                 received: 0,
-                finished_out: finished_bytes(&mine),
-                finished_in: finished_bytes(&chunk),
+                finished_out: finished_bytes(&mine, rank, peer),
+                finished_in: finished_bytes(&chunk, peer, rank),
                 chunk,
                 nodes,
             }

@@ -23,6 +23,7 @@ pub(super) enum Kind {
     Broadcast = 2,
     Gather = 3,
     Spread = 4,
+    Pass = 5,
 }
 
 /// An operation as its header names it.
@@ -65,6 +66,7 @@ fn name(kind: u32) -> &'static str {
         2 => "broadcast",
         3 => "gathering",
         4 => "spreading",
+        5 => "passing",
         _ => "unknown operation",
     }
 }
@@ -175,11 +177,33 @@ pub(super) struct Exchange<'a> {
     sent: usize,
     into: Option<&'a mut [u8]>,
     got: usize,
+    /// What follows when those are through.
+    more_out: std::vec::IntoIter<&'a [u8]>,
+    more_into: std::vec::IntoIter<&'a mut [u8]>,
 }
 
 impl<'a> Exchange<'a> {
     pub(super) fn new(peer_stream: PeerStream, out: Option<&'a [u8]>, into: Option<&'a mut [u8]>) -> Exchange<'a> {
-        Exchange { peer_stream, out, sent: 0, into, got: 0 }
+        let (more_out, more_into) = Default::default();
+        Exchange { peer_stream, out, sent: 0, into, got: 0, more_out, more_into }
+    }
+
+    /// Of buffers in pieces. Where there are none the header goes alone.
+    pub(super) fn in_pieces(peer_stream: PeerStream, out: Vec<&'a [u8]>, into: Vec<&'a mut [u8]>) -> Exchange<'a> {
+        let (more_out, more_into) = (out.into_iter(), into.into_iter());
+        Exchange { more_out, more_into, ..Exchange::new(peer_stream, Some(&[]), Some(&mut [])) }
+    }
+
+    /// Takes up the next pieces.
+    fn advance(&mut self) {
+        while let Some(out) = self.out.filter(|out| self.sent == out.len()).and_then(|_| self.more_out.next()) {
+            (self.out, self.sent) = (Some(out), 0);
+        }
+        while self.into.as_ref().is_some_and(|into| self.got == into.len())
+            && let Some(into) = self.more_into.next()
+        {
+            (self.into, self.got) = (Some(into), 0);
+        }
     }
 
     fn interest(&self) -> Option<Interest> {
@@ -191,14 +215,18 @@ impl<'a> Exchange<'a> {
     /// Sends and receives as much as the socket allows. Returns whether anything moved.
     fn turn(&mut self, group: &Group) -> Result<bool, CollectiveError> {
         let Some(Interest { send, receive, .. }) = self.interest() else { return Ok(false) };
-        let before = (self.peer_stream.opened(), self.peer_stream.heard(), self.sent + self.got);
+        let before = (self.peer_stream.opened(), self.peer_stream.heard());
+        let mut moved = 0;
         if let Some(out) = self.out.filter(|_| send) {
-            self.sent += self.peer_stream.send(group, &out[self.sent..])?;
+            let sent = self.peer_stream.send(group, &out[self.sent..])?;
+            (self.sent, moved) = (self.sent + sent, sent);
         }
         if let Some(into) = self.into.as_mut().filter(|_| receive) {
-            self.got += self.peer_stream.receive(group, &mut into[self.got..])?;
+            let got = self.peer_stream.receive(group, &mut into[self.got..])?;
+            (self.got, moved) = (self.got + got, moved + got);
         }
-        Ok(before != (self.peer_stream.opened(), self.peer_stream.heard(), self.sent + self.got))
+        self.advance();
+        Ok(moved > 0 || before != (self.peer_stream.opened(), self.peer_stream.heard()))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Operations in which each pair of ranks exchanges other bytes: gathering numbers of all ranks, and spreading a buffer
-//! from several holders at once.
+//! Operations in which each pair of ranks exchanges other bytes: gathering numbers of all ranks, spreading a buffer from
+//! several holders at once, and passing pieces of it.
 
 use super::peer_stream::{Exchange, Kind, PeerStream, run};
 use super::{CollectiveError, Group};
@@ -28,19 +28,15 @@ pub(super) fn spread(group: &mut Group, holds: &[bool], data: &mut [u8]) -> Resu
             Some(*end)
         })
         .collect();
-    move_parts(group, &ends, |rank| !holds[rank], data)
+    share(group, &ends, |_, to| !holds[to], data)
 }
 
-pub(super) fn share(group: &mut Group, ends: &[usize], data: &mut [u8]) -> Result<(), CollectiveError> {
-    move_parts(group, ends, |_| true, data)
-}
-
-/// Each rank's part of `data`, which ends where `ends` says and begins where that of the rank before ends, goes to all
-/// others that want it.
-fn move_parts(
+/// Each rank's part of `data`, which ends where `ends` says and begins where that of the rank before ends, goes to those
+/// others that it `goes` to.
+pub(super) fn share(
     group: &mut Group,
     ends: &[usize],
-    wants: impl Fn(usize) -> bool,
+    goes: impl Fn(usize, usize) -> bool,
     data: &mut [u8],
 ) -> Result<(), CollectiveError> {
     let operation = group.begin(Kind::Spread, data.len());
@@ -52,10 +48,31 @@ fn move_parts(
         if peer == rank { own = part } else { theirs.push((peer, part)) }
     }
     let exchanges = theirs.into_iter().filter_map(|(peer, part)| {
-        let out = if wants(peer) { own } else { &[] };
-        let into = if wants(rank) { part } else { &mut [] };
+        let out = if goes(rank, peer) { own } else { &[] };
+        let into = if goes(peer, rank) { part } else { &mut [] };
         let nothing = out.is_empty() && into.is_empty();
         (!nothing).then(|| Exchange::new(PeerStream::new(peer, operation, 0), Some(out), Some(into)))
+    });
+    run(group, &mut exchanges.collect::<Vec<_>>())
+}
+
+/// Bytes that one rank sends to another, or receives from it, one piece after the other.
+pub(super) type Pieces<T> = Vec<(usize, T)>;
+
+pub(super) fn pass(
+    group: &mut Group,
+    total: usize,
+    out: Pieces<&[u8]>,
+    into: Pieces<&mut [u8]>,
+) -> Result<(), CollectiveError> {
+    let operation = group.begin(Kind::Pass, total);
+    let mut all_out: Vec<Vec<&[u8]>> = (0..group.world_size).map(|_| Vec::new()).collect();
+    let mut all_into: Vec<Vec<&mut [u8]>> = (0..group.world_size).map(|_| Vec::new()).collect();
+    out.into_iter().for_each(|(peer, piece)| all_out[peer].push(piece));
+    into.into_iter().for_each(|(peer, piece)| all_into[peer].push(piece));
+    let exchanges = all_out.into_iter().zip(all_into).enumerate().filter_map(|(peer, (out, into))| {
+        let nothing = out.is_empty() && into.is_empty();
+        (!nothing).then(|| Exchange::in_pieces(PeerStream::new(peer, operation, 0), out, into))
     });
     run(group, &mut exchanges.collect::<Vec<_>>())
 }

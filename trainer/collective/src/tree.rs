@@ -79,6 +79,10 @@ pub fn nodes_of(rank: u32, world_size: u32, shards: u32) -> Vec<Node> {
     cover(shards, &shards_of(rank, world_size, shards))
 }
 
+/// The chunks of owners end at multiples of so many numbers, counted from the sum's end. So the pieces that an owner
+/// adds up of its chunk can be the same for every number of ranks.
+pub const GRAIN: usize = 256;
+
 /// How ranks share the work of a sum: each completes a chunk of it, from the partial sums of all ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct SumPlan {
@@ -93,9 +97,25 @@ pub struct SumPlan {
 impl SumPlan {
     /// The part of the sum that `rank` completes.
     pub fn chunk(&self, rank: u32) -> Range<usize> {
-        // In 128 bits, since the product may not fit into 64.
-        let at = |rank: u32| (self.elements as u128 * u128::from(rank) / u128::from(self.world_size)) as usize;
+        self.at(rank)..self.at(rank + 1)
+    }
+
+    /// The same where a sum goes to its owners alone.
+    pub fn owned_chunk(&self, rank: u32) -> Range<usize> {
+        let at =
+            |rank: u32| if rank == 0 { 0 } else { self.elements - (self.elements - self.at(rank)) / GRAIN * GRAIN };
         at(rank)..at(rank + 1)
+    }
+
+    fn at(&self, rank: u32) -> usize {
+        // In 128 bits, since the product may not fit into 64.
+        (self.elements as u128 * u128::from(rank) / u128::from(self.world_size)) as usize
+    }
+
+    /// The other owner of the chunk that `rank` completes: half of the ranks further, so that it is on another node if
+    /// nodes are alike. Alone, it is the rank itself.
+    pub fn second(&self, rank: u32) -> u32 {
+        (rank + self.world_size / 2) % self.world_size
     }
 
     /// The nodes of which `rank` has the partial sums.

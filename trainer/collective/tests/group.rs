@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use elastic_collective::recorder::Recorder;
 use elastic_collective::stop::Stop;
-use elastic_collective::tree::{Node, nodes_of};
+use elastic_collective::tree::{Node, SumPlan, nodes_of};
 use elastic_collective::{CollectiveError, Group, GroupConfig, Patience};
 use elastic_proto::worker::FailureClass;
 use rand::rngs::SmallRng;
@@ -84,18 +84,46 @@ fn the_ordered_sum_has_the_same_bits_on_every_world() {
                 let nodes = nodes_of(group.rank(), ranks, shards);
                 let partials: Vec<_> = nodes.into_iter().map(|node| tree_sum(node, length)).collect();
                 let rest: Vec<&[f32]> = partials.iter().skip(1).map(Vec::as_slice).collect();
-                let (mut sum, mut votes) = (Vec::new(), 0);
-                for _ in 0..2 {
-                    sum = partials.first().cloned().unwrap_or(vec![f32::NAN; length]);
-                    votes = group.ordered_sum(shards, &rest, &mut sum, 1 << group.rank()).unwrap();
-                }
+                let own = || partials.first().cloned().unwrap_or(vec![f32::NAN; length]);
+                let (mut owned, mut sum, vote) = (own(), own(), 1 << group.rank());
+                let to_owners = group.sum_to_owners(shards, &rest, &mut owned, vote).unwrap();
+                let to_all = group.ordered_sum(shards, &rest, &mut sum, vote).unwrap();
                 group.leave();
-                (sum, votes)
+                (owned, sum, [to_owners, to_all])
             });
-            for (sum, votes) in results {
+            let plan = SumPlan { world_size: ranks, shards, elements: length };
+            for (rank, (owned, sum, votes)) in (0..).zip(results) {
                 assert_eq!(bits(&sum), bits(&expected), "{shards} shards of {length} on {ranks} ranks");
-                assert_eq!(votes, (1 << ranks) - 1, "every vote reaches every rank");
+                for chunk in (0..ranks).filter(|first| [*first, plan.second(*first)].contains(&rank)) {
+                    let chunk = plan.owned_chunk(chunk);
+                    assert_eq!(bits(&owned[chunk.clone()]), bits(&expected[chunk]), "rank {rank} of {ranks}");
+                }
+                assert_eq!(votes, [(1 << ranks) - 1; 2], "every vote reaches every rank");
             }
+        }
+    }
+}
+
+#[test]
+fn pieces_go_where_they_are_expected() {
+    // Each rank but the last sends each other two pieces, whose bytes say from where and to where.
+    let piece = |from: usize, to: usize, number: usize| vec![(16 * from + to) as u8; 70_000 * number + to];
+    let ranks = 4;
+    let results = world(ranks as u32, PATIENCE, |mut group| {
+        let rank = group.rank() as usize;
+        let others = || (0..ranks).filter(|other| *other != rank);
+        let sent: Vec<_> = others().flat_map(|to| [0, 1].map(|number| (to, piece(rank, to, number)))).collect();
+        let mut got: Vec<_> =
+            others().flat_map(|from| [0, 1].map(|number| (from, vec![255; 70_000 * number + rank]))).collect();
+        let out = sent.iter().filter(|_| rank < 3).map(|(to, piece)| (*to, &piece[..])).collect();
+        let into = got.iter_mut().filter(|(from, _)| *from < 3).map(|(from, piece)| (*from, &mut piece[..])).collect();
+        group.pass(1, out, into).unwrap();
+        group.leave();
+        got
+    });
+    for (rank, got) in results.into_iter().enumerate() {
+        for (number, (from, bytes)) in got.into_iter().enumerate().filter(|(_, (from, _))| *from < 3) {
+            assert!(bytes == piece(from, rank, number % 2), "from {from} to {rank}");
         }
     }
 }

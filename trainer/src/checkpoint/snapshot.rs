@@ -207,20 +207,39 @@ impl Slot {
     /// # Panics
     /// When the state's length is not the layout's.
     pub fn fill(&mut self, header: &SnapshotHeader, state: &[f32]) {
+        assert_eq!(self.open().len(), state.len(), "room for the state");
+        let (checksums, flaw) = copied(self.file.bytes_mut(), self.header, state, chunk_of(&self.about));
+        self.close(header, &checksums, flaw);
+    }
+
+    /// Room for a state that is written there, piece by piece, before it is [sealed](Self::seal). The slot holds
+    /// nothing meanwhile.
+    pub(crate) fn open(&mut self) -> &mut [f32] {
         self.mark().store(0, Ordering::Relaxed);
         // No write below may become visible before the mark is cleared.
         fence(Ordering::SeqCst);
+        self.about.step = 0;
         let file_header = tensors::header(&self.about.tensors, None);
-        assert!(file_header.len() == self.header && self.header + size_of_val(state) == self.file.bytes().len());
-        let bytes = self.file.bytes_mut();
-        bytes[..self.header].copy_from_slice(&file_header);
-        let (checksums, flaw) = copied(bytes, self.header, state, chunk_of(&self.about));
+        assert_eq!(file_header.len(), self.header, "room for the file's header");
+        let (before, state) = self.file.bytes_mut().split_at_mut(self.header);
+        before.copy_from_slice(&file_header);
+        bytemuck::cast_slice_mut(state)
+    }
+
+    /// Says that the state is all there. As [`fill`](Self::fill) otherwise.
+    fn seal(&mut self, header: &SnapshotHeader) {
+        let chunks = self.file.bytes().chunks(self.chunk());
+        let checksums: Vec<String> = chunks.map(|chunk| hex(crc32c::crc32c(chunk))).collect();
+        self.close(header, &checksums, first_not_finite(self.state()));
+    }
+
+    fn close(&mut self, header: &SnapshotHeader, checksums: &[String], flaw: Option<usize>) {
         self.flaw = flaw;
         let &SnapshotHeader { round, world_size, step, done, data } = header;
         let about = &mut self.about;
         (about.round, about.world_size, about.step, about.data) = (round, world_size, step, data);
         about.crc32c.clear();
-        about.extents.iter_mut().for_each(|extent| extent.crc32c.clone_from(&checksums));
+        about.extents.iter_mut().for_each(|extent| extent.crc32c = checksums.to_vec());
         let manifest = about.encode();
         let head = self.head.bytes_mut();
         let done = done.unwrap_or(LastStep { round: 0, world_size: 0, loss: 0.0 });
@@ -238,13 +257,22 @@ impl Slot {
     /// Fills it while `work` is done, which does not change the state. When this returns both have ended: a slot never
     /// has the states of two steps in it. If no thread can be started, it is filled when `work` is done.
     pub fn fill_during<T>(&mut self, header: &SnapshotHeader, state: &[f32], work: impl FnOnce() -> T) -> T {
+        self.during(work, |slot| slot.fill(header, state))
+    }
+
+    /// The same for a state that is there and only has to be sealed.
+    pub(crate) fn seal_during<T>(&mut self, header: &SnapshotHeader, work: impl FnOnce() -> T) -> T {
+        self.during(work, |slot| slot.seal(header))
+    }
+
+    fn during<T>(&mut self, work: impl FnOnce() -> T, write: impl Fn(&mut Slot) + Sync) -> T {
         let (done, begun) = thread::scope(|scope| {
             let copier = thread::Builder::new().name("snapshot".into());
-            let begun = copier.spawn_scoped(scope, || self.fill(header, state)).is_ok();
+            let begun = copier.spawn_scoped(scope, || write(self)).is_ok();
             (work(), begun)
         });
         if !begun {
-            self.fill(header, state);
+            write(self);
         }
         done
     }

@@ -126,6 +126,18 @@ impl SnapshotSlots {
         Some(room.idle.swap_remove(oldest))
     }
 
+    /// Whether an idle slot has this step.
+    pub(crate) fn have(&self, step: u64) -> bool {
+        self.shared.lock().idle.iter().any(|slot| slot.step() == step)
+    }
+
+    /// Takes the idle slot that has this step, if one has.
+    pub(crate) fn take_step(&self, step: u64) -> Option<Slot> {
+        let idle = &mut self.shared.lock().idle;
+        let place = idle.iter().position(|slot| slot.step() == step)?;
+        Some(idle.swap_remove(place))
+    }
+
     /// Gives a slot back.
     pub fn put(&self, slot: Slot) {
         self.shared.lock().idle.push(slot);

@@ -190,6 +190,12 @@ impl Writer {
         Some(ReservedSlot { slot, mode: Some(WriteMode::Whole), overtaken })
     }
 
+    /// The idle slot that already has the state of this step, to be written again.
+    pub(crate) fn again(&self, step: u64) -> Option<ReservedSlot> {
+        let slot = self.slots.take_step(step)?;
+        Some(ReservedSlot { slot, mode: Some(WriteMode::Whole), overtaken: None })
+    }
+
     /// Takes in a slot that was filled. Returns the older step that is not written because of it, if there is one.
     pub fn take_in(&self, reserved: ReservedSlot) -> Option<u64> {
         let ReservedSlot { slot, mode, overtaken } = reserved;

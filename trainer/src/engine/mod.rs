@@ -16,6 +16,7 @@ mod host;
 pub mod interruption;
 #[cfg(feature = "cuda")]
 mod nccl;
+pub(crate) mod owners;
 pub mod state;
 mod thread_pool;
 
@@ -80,8 +81,27 @@ pub(crate) trait Engine<M: Model> {
     /// kind of engine.
     fn evaluate(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Evaluated, EngineError>;
 
+    /// The step whose summed gradient is with its owners here, and was not done yet, where the optimizer's numbers are
+    /// sharded. Once one rank has done that step, all others have this too.
+    fn summed(&self) -> Option<u64> {
+        None
+    }
+
+    /// Has all ranks know that each has its part of the sum of `step`, and that all of it is finite, where a sum goes
+    /// to owners alone: after that each rank can do the step, whichever die. Returns the loss.
+    fn commit(&mut self, group: &mut Group, step: u64, along: &Advance<'_>, loss: f32) -> Result<f32, EngineError> {
+        let _ = (group, step, along);
+        Ok(loss)
+    }
+
     /// Does the step whose gradient was summed. One that is not finite changes nothing.
     fn advance(&mut self, state: &mut State, along: &Advance<'_>) -> Result<(), EngineError>;
+
+    /// Has all ranks hold the parameters that their owners have moved, where the optimizer's numbers are sharded.
+    fn gather(&mut self, state: &mut State, group: &mut Group) -> Result<(), EngineError> {
+        let _ = (state, group);
+        Ok(())
+    }
 
     /// Brings the numbers of the loop's state up to its step. Afterwards it has room for all.
     fn give(&mut self, state: &mut State) -> Result<(), EngineError>;
@@ -184,6 +204,9 @@ pub enum DeviceError {
     /// What was asked for is no work for GPUs.
     #[error("GPUs step only by AdamW, at one learning rate: {0}")]
     ByAdamWAlone(String),
+    /// What was asked for is no work for GPUs.
+    #[error("GPUs keep all of the optimizer's numbers (--optimizer-state whole)")]
+    WholeAlone,
     /// What was asked for is no work for CPUs.
     #[error("CPUs compute only in f32")]
     InF32Alone,
@@ -203,6 +226,7 @@ impl DeviceError {
         match self {
             #[cfg(feature = "cuda")]
             DeviceError::Cuda(error) => error.is_of_a_gpu(),
+            DeviceError::WholeAlone => true,
             _ => false,
         }
     }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use elastic_collective::tree::GRAIN;
+
 use super::{Rule, Tensor};
 use crate::on_vectors;
 
@@ -10,9 +12,37 @@ const LANES: usize = 8;
 
 /// The factor for a gradient: `scale`, or less if its Euclidean norm would then be above `most`. It is that of
 /// `torch.nn.utils.clip_grad_norm_` (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013).
-pub(crate) fn clipped(gradient: &[f32], tensors: &[Tensor], scale: f32, most: f32) -> f32 {
-    let squares = stretches(tensors).into_iter().map(|stretch| squares(&gradient[stretch]));
-    bounded(squares.sum::<f64>().sqrt(), scale, most)
+///
+/// It needs the gradient's [squares].
+pub(crate) fn clipped(squares: &[f64], scale: f32, most: f32) -> f32 {
+    bounded(squares.iter().sum::<f64>().sqrt(), scale, most)
+}
+
+/// The squares of the numbers at `range` of a gradient, in blocks: each rank that adds up a block comes to the same
+/// bits. The range begins and ends [between blocks](block_at).
+pub(crate) fn squares(gradient: &[f32], range: Range<usize>, tensors: &[Tensor]) -> Vec<f64> {
+    let stretches = stretches(tensors);
+    let mut first = stretches.partition_point(|stretch| stretch.end <= range.start);
+    let blocks = block_at(gradient.len(), range.start)..block_at(gradient.len(), range.end);
+    let left = block_at(gradient.len(), gradient.len());
+    on_vectors!({
+        let sum = |block: usize| {
+            let end = gradient.len() - (left - 1 - block) * GRAIN;
+            let block = end.saturating_sub(GRAIN)..end;
+            while stretches.get(first).is_some_and(|stretch| stretch.end <= block.start) {
+                first += 1;
+            }
+            let within = stretches[first..].iter().take_while(|stretch| stretch.start < block.end);
+            within.map(|stretch| square(&gradient[stretch.start.max(block.start)..stretch.end.min(block.end)])).sum()
+        };
+        blocks.map(sum).collect()
+    })
+}
+
+/// The number of the block that begins at a place among so many numbers. Blocks end at multiples of [`GRAIN`], counted
+/// from the last number, and the first one may be shorter.
+pub(crate) fn block_at(numbers: usize, place: usize) -> usize {
+    numbers.div_ceil(GRAIN) - (numbers - place).div_ceil(GRAIN)
 }
 
 /// The same for a gradient with this norm.
@@ -34,14 +64,13 @@ fn stretches(tensors: &[Tensor]) -> Vec<Range<usize>> {
 }
 
 /// The sum of the squares. In `f64` the square of an `f32` neither overflows nor vanishes.
-fn squares(gradient: &[f32]) -> f64 {
+#[inline(always)]
+fn square(gradient: &[f32]) -> f64 {
     let (whole, rest) = gradient.as_chunks::<LANES>();
     let mut sums = [0.0f64; LANES];
-    on_vectors!({
-        for chunk in whole {
-            sums.iter_mut().zip(chunk).for_each(|(sum, &value)| *sum += f64::from(value) * f64::from(value));
-        }
-    });
+    for chunk in whole {
+        sums.iter_mut().zip(chunk).for_each(|(sum, &value)| *sum += f64::from(value) * f64::from(value));
+    }
     let rest: f64 = rest.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
     sums.iter().sum::<f64>() + rest
 }
@@ -49,6 +78,25 @@ fn squares(gradient: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn clipped(gradient: &[f32], tensors: &[Tensor], scale: f32, most: f32) -> f32 {
+        super::clipped(&squares(gradient, 0..gradient.len(), tensors), scale, most)
+    }
+
+    #[test]
+    fn parts_of_a_gradient_have_the_squares_of_the_whole() {
+        let numbers: Vec<f32> = (0..2000).map(|number| (number as f32).sin()).collect();
+        let mut tensors = Tensor::sequence([("a", vec![300]), ("running", vec![700]), ("b", vec![1000])]);
+        tensors[1].rule = Rule::Average { momentum: 0.1 };
+        let whole = squares(&numbers, 0..2000, &tensors);
+        let (a, b) = (2000 - 7 * GRAIN, 2000 - 3 * GRAIN);
+        let parts = [0..a, a..b, b..2000].map(|range| squares(&numbers, range, &tensors));
+        assert_eq!(parts.concat(), whole);
+        assert_eq!((block_at(2000, 0), block_at(2000, a), block_at(2000, b), block_at(2000, 2000)), (0, 1, 5, 8));
+        let exact: f64 =
+            [0..300, 1000..2000].into_iter().flat_map(|range| &numbers[range]).map(|n| f64::from(*n).powi(2)).sum();
+        assert!((whole.iter().sum::<f64>() - exact).abs() < 1e-9);
+    }
 
     #[test]
     fn long_gradients_are_cut_to_the_bound_and_short_ones_stay() {
@@ -80,8 +128,8 @@ mod tests {
             let numbers: Vec<f32> = (1..=count).map(|number| number as f32).collect();
             // 1² + … + n² = n (n + 1) (2 n + 1) / 6
             let wanted = f64::from(count * (count + 1) * (2 * count + 1) / 6).sqrt();
-            assert!((squares(&numbers).sqrt() - wanted).abs() < 1e-9, "{count}");
+            assert!((square(&numbers).sqrt() - wanted).abs() < 1e-9, "{count}");
         }
-        assert!((squares(&[3e38, f32::MAX]).sqrt() / 1e38 - 4.536).abs() < 0.01);
+        assert!((square(&[3e38, f32::MAX]).sqrt() / 1e38 - 4.536).abs() < 0.01);
     }
 }

@@ -89,6 +89,12 @@ pub struct Settings {
     /// Nesterov's momentum, for sgd
     #[arg(long)]
     pub nesterov: bool,
+    /// What a worker keeps of the optimizer's numbers: whole, all of them; or sharded, 2/N of them with N workers, so
+    /// that two workers have each part. That saves memory from 3 workers on, and only on CPUs. If both workers of a
+    /// part are lost at once, the job resumes from a snapshot or checkpoint. Results and checkpoints are the same, so a
+    /// job may resume with the other value. All workers must have the same value
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = OptimizerState::Whole)]
+    pub optimizer_state: OptimizerState,
     /// Seed of the first parameters and of the order of the samples
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -198,6 +204,16 @@ pub enum Unreadable {
     Fail,
     /// Leave it out of the step.
     Skip,
+}
+
+/// What a worker keeps of the optimizer's numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerState {
+    /// All of them.
+    #[default]
+    Whole,
+    /// A part, of which another worker has a copy.
+    Sharded,
 }
 
 /// How workers on GPUs sum their gradients.

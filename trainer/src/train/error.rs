@@ -10,6 +10,7 @@ use elastic_collective::identity::{Difference, listed};
 use elastic_cuda::CudaError;
 use elastic_proto::worker::FailureClass;
 
+use super::shards::gone;
 use super::trace::TraceError;
 use crate::agent::AgentError;
 use crate::checkpoint::CheckpointError;
@@ -144,6 +145,17 @@ pub enum TrainError {
         step: u64,
         /// The checksums of what they hold.
         sums: String,
+    },
+    /// With sharded numbers of the optimizer, both owners of a part have died.
+    #[error(
+        "{} (ranks {ranks} have the rest): the workers start again from the newest snapshot or checkpoint",
+        gone(*step)
+    )]
+    OwnersLost {
+        /// The furthest step that a rank had.
+        step: u64,
+        /// Who had a part.
+        ranks: String,
     },
     /// A peer's state was damaged on its way.
     #[error("the state of step {step} arrived damaged from the peers that hold it")]

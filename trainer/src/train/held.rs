@@ -1,16 +1,19 @@
 //! The state that a worker holds, and the engine that computes the next one. Where states come from is in `loading` and
 //! `rounds`.
 
-use elastic_collective::{Group, GroupConfig, list_ranks};
+use elastic_collective::{Group, GroupConfig};
 use tracing::warn;
 
 use super::replicas::{self, Verdict};
+use super::shards::Sharding;
 use super::{Run, TrainError};
 use crate::checkpoint::manifest::Position;
 use crate::checkpoint::snapshot::{LastStep, SnapshotHeader};
+use crate::engine::owners::Cut;
 use crate::engine::state::State;
 use crate::engine::{Engine, EngineError};
-use crate::model::{Model, Optimizer};
+use crate::model::Model;
+use crate::settings::Settings;
 
 /// A worker's state.
 pub(super) struct Held<'a, M: Model> {
@@ -18,6 +21,10 @@ pub(super) struct Held<'a, M: Model> {
     /// The engine's own copy may have newer numbers.
     pub(super) state: State,
     pub(super) holding: Holding,
+    /// Where the optimizer's numbers are sharded.
+    pub(super) sharding: Option<Sharding>,
+    /// How many samples were left out of the step that was summed last, if they may be.
+    pub(super) skipped: Option<u64>,
     /// How its last step was done, if one was.
     pub(super) last: Option<LastStep>,
 }
@@ -34,8 +41,10 @@ pub(super) enum Holding {
 }
 
 impl<'a, M: Model> Held<'a, M> {
-    pub(super) fn nothing(engine: Box<dyn Engine<M> + 'a>, model: &M, optimizer: &Optimizer) -> Held<'a, M> {
-        Held { engine, state: State::room(model.parameters(), optimizer), holding: Holding::Nothing, last: None }
+    pub(super) fn nothing(engine: Box<dyn Engine<M> + 'a>, model: &M, settings: &Settings) -> Held<'a, M> {
+        let state = State::room(model.parameters(), &settings.optimizer());
+        let sharding = Cut::of(settings, model.parameters()).map(Sharding::none);
+        Held { engine, state, holding: Holding::Nothing, sharding, skipped: None, last: None }
     }
 
     /// Whether there is a whole state.
@@ -48,9 +57,10 @@ impl<'a, M: Model> Held<'a, M> {
         self.engine.give(&mut self.state)
     }
 
-    /// Has the engine take over the state, which comes from elsewhere.
+    /// Has the engine take over the state, which comes from elsewhere, and is whole.
     pub(super) fn taken(&mut self, holding: Holding, last: Option<LastStep>) -> Result<(), EngineError> {
         self.engine.take(&self.state)?;
+        self.sharding.iter_mut().for_each(Sharding::is_whole);
         (self.holding, self.last) = (holding, last);
         Ok(())
     }
@@ -96,12 +106,7 @@ impl<'a, M: Model> Held<'a, M> {
         if let Some(right) = &right
             && (rank == 0 || holder && !right[rank])
         {
-            warn!(
-                "these ranks differ from most after step {step}, and take the majority's state: {} ({}). A machine, \
-                 its memory or a build there is faulty",
-                list_ranks(&replicas::wrong(&sums, right)),
-                replicas::named(&sums)
-            );
+            warn!("{}", replicas::warning(step, &replicas::wrong(&sums, right), &sums));
         }
         let holds = right.as_deref().unwrap_or(holds);
         let (holder, lacking) = (holds[rank], holds.iter().filter(|&&holds| !holds).count());

@@ -75,6 +75,8 @@ enum Disk {
 pub(super) struct Copying {
     reserved: ReservedSlot,
     header: SnapshotHeader,
+    /// The numbers are there already: they came from several ranks.
+    is_assembled: bool,
 }
 
 /// A copy of numbers that do not change, made during later steps.
@@ -100,7 +102,8 @@ impl BackgroundCopy {
 /// Does `work`, which does not change the state, and makes the copy meanwhile.
 pub(super) fn during<T>(copying: Option<&mut Copying>, state: &[f32], work: impl FnOnce() -> T) -> T {
     match copying {
-        Some(Copying { reserved, header }) => reserved.slot.fill_during(header, state, work),
+        Some(Copying { reserved, header, is_assembled: true }) => reserved.slot.seal_during(header, work),
+        Some(Copying { reserved, header, .. }) => reserved.slot.fill_during(header, state, work),
         None => work(),
     }
 }
@@ -176,7 +179,7 @@ impl Keeper {
                 self.slots = slots.or(self.slots.take());
                 if let Some(Rescued { step, state, done }) = rescued.filter(|_| !held.holds()) {
                     info!(step, "found a snapshot in the agent's memory");
-                    (held.state.step, held.state.flat) = (step, state);
+                    held.state = held.state.whole(step, state);
                     held.taken(Holding::Rescued, done)?;
                 }
             }
@@ -249,7 +252,12 @@ impl Keeper {
         run: &Run<'_, M>,
         config: &GroupConfig,
         held: &mut Held<'_, M>,
+        group: &mut Group,
     ) -> Result<Option<Copying>, TrainError> {
+        let is_cut = held.is_cut();
+        if is_cut && !held.sharding.as_ref().is_some_and(|sharding| sharding.assembles) {
+            return Ok(None);
+        }
         if self.background_copy.as_ref().is_some_and(|beside| beside.thread.is_finished()) {
             self.end_background_copy()?;
         }
@@ -258,13 +266,43 @@ impl Keeper {
             Some(share) => self.reserve_for_share(step, share),
             None => self.reserve(step, run.settings),
         };
+        if is_cut {
+            return self.assemble(run, config, held, group, reserved);
+        }
         let Some(reserved) = reserved else { return Ok(None) };
         let numbers = held.engine.snapshot(&mut held.state)?;
         self.copied = step;
         let header = held.header(run, config);
-        let Some(numbers) = numbers else { return Ok(Some(Copying { reserved, header })) };
+        let Some(numbers) = numbers else { return Ok(Some(Copying { reserved, header, is_assembled: false })) };
         self.background_copy = Some(BackgroundCopy::start(reserved, header, numbers).map_err(CheckpointError::Thread)?);
         Ok(None)
+    }
+
+    /// Whether this rank is to copy the state of this step.
+    pub(super) fn will_copy(&self, settings: &Settings, step: u64) -> bool {
+        let every = settings.snapshot_every;
+        let keeps = every > 0 && step.is_multiple_of(every) && self.kept_slots().is_some();
+        let due = self.save_soon || self.sharded.is_none() && step.is_multiple_of(settings.checkpoint_every.get());
+        keeps || due && matches!(self.disk, Disk::Checkpoints(_))
+    }
+
+    /// Puts the state together in the slots that ranks have reserved, this one or others.
+    pub(super) fn assemble<M: Model>(
+        &mut self,
+        run: &Run<'_, M>,
+        config: &GroupConfig,
+        held: &Held<'_, M>,
+        group: &mut Group,
+        mut reserved: Option<ReservedSlot>,
+    ) -> Result<Option<Copying>, TrainError> {
+        let into = reserved.as_mut().map(|reserved| reserved.slot.open());
+        if let Err(error) = held.assemble(group, into) {
+            self.slots.iter().zip(reserved).for_each(|(slots, reserved)| slots.put(reserved.slot));
+            return Err(error);
+        }
+        let header = held.header(run, config);
+        self.copied = if reserved.is_some() { header.step } else { self.copied };
+        Ok(reserved.map(|reserved| Copying { reserved, header, is_assembled: true }))
     }
 
     /// A slot for a copy of this step's state, where one is due and there is room.

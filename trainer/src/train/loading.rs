@@ -65,6 +65,9 @@ impl<M: Model> Trainer<'_, M> {
     pub(super) fn begin(&mut self, group: &mut Group) -> Result<(), TrainError> {
         // What this rank may hold is of no use, but its room is.
         self.held.give()?;
+        if self.held.is_cut() {
+            self.held.state = State::room(self.run.model.parameters(), &self.run.optimizer);
+        }
         if !self.load(group)? {
             let Run { model, init, settings, .. } = &self.run;
             let first = match init {

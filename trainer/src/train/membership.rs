@@ -24,6 +24,8 @@ pub(super) struct Membership<'a> {
     recorder: Recorder,
     /// Whether a node of the round drains: heard from the agent, or from a peer's vote.
     pub(super) draining: bool,
+    /// Whether this worker's own node does.
+    pub(super) drains: bool,
 }
 
 impl<'a> Membership<'a> {
@@ -39,7 +41,7 @@ impl<'a> Membership<'a> {
         let (job, master_addr) = (environment.job.clone(), environment.master_addr.clone());
         let config = GroupConfig { job, round, rank, world_size, master_addr, master_port, agent_store, settings };
         let recorder = Recorder::new(environment.record_dir.as_deref());
-        let mut place = Membership { agent, stop, config, assignment: None, recorder, draining: false };
+        let mut place = Membership { agent, stop, config, assignment: None, recorder, draining: false, drains: false };
         assignment.into_iter().for_each(|assignment| place.take_place(assignment));
         place
     }
@@ -50,7 +52,7 @@ impl<'a> Membership<'a> {
         let GroupConfig { agent_store, settings, .. } = self.config.clone();
         self.config = GroupConfig { job, round, rank, world_size, master_addr, master_port, agent_store, settings };
         self.assignment = Some(assignment);
-        self.draining = false;
+        (self.draining, self.drains) = (false, false);
     }
 
     /// Connects with the round's ranks.

@@ -8,6 +8,7 @@
 
 mod account;
 mod agent_memory;
+mod ending;
 mod error;
 mod evaluation;
 mod held;
@@ -25,13 +26,15 @@ mod replicas;
 mod report;
 mod rounds;
 mod saving;
+mod settling;
+mod shards;
 mod trace;
 
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use elastic_proto::worker::{Assignment, Checkpoint, ToWorker};
-use tracing::{info, warn};
+use elastic_proto::worker::{Assignment, ToWorker};
+use tracing::info;
 
 pub use error::TrainError;
 pub use observer::{Event, Observer};
@@ -45,6 +48,7 @@ use elastic_collective::{Group, GroupConfig};
 use crate::agent::Agent;
 use crate::checkpoint::Checkpoints;
 use crate::checkpoint::disk::Host;
+use crate::checkpoint::sharded_write::BEGIN;
 use crate::checkpoint::snapshot::{LastStep, Layout};
 use crate::data::{Data, Order, Schedule, StepSamples};
 use crate::engine::feed::Feed;
@@ -52,9 +56,8 @@ use crate::engine::gradient::{GradientTask, Work};
 use crate::engine::interruption::Interruption;
 use crate::engine::state::State;
 use crate::engine::{Advance, EngineError, Ranks, Reduced, Transport};
-use crate::model::{Model, Optimizer, Rate, rules_of};
-use crate::settings::{Environment, Settings};
-use crate::vectors::first_not_finite;
+use crate::model::{Model, Optimizer, rules_of};
+use crate::settings::{Environment, OptimizerState, Settings};
 use account::Account;
 use held::Held;
 use history::History;
@@ -73,9 +76,8 @@ const QUIESCE: u32 = 2;
 const COMPARE: u32 = 32;
 /// The vote to end the round after this step, since a signal has asked a rank to stop.
 const LEAVE: u32 = 64;
-/// How long rank 0 waits for its last commit when it has finished. Its peers are done, so it can wait for a store that
-/// is away.
-const FINISH_TIME: Duration = Duration::from_secs(120);
+/// The vote to put whole states together after this step, since a rank is to copy one.
+const ASSEMBLE: u32 = 128;
 
 /// One worker.
 pub(crate) struct Trainer<'a, M: Model> {
@@ -115,8 +117,20 @@ struct Run<'a, M: Model> {
 pub struct Outcome {
     /// This worker's rank at the end. What is to be printed once, rank 0 prints.
     pub rank: u32,
-    /// The parameters, the optimizer's state, and the steps done in all rounds: the same on all ranks.
+    /// The parameters, the optimizer's state, and the steps done in all rounds: the same on all ranks. Where the
+    /// optimizer's numbers are sharded, each rank has those that it owns.
     pub state: State,
+}
+
+impl<M: Model> Run<'_, M> {
+    /// How the step after `done` steps moves, if so many of its samples were left out.
+    fn along(&self, done: u64, skipped: Option<u64>) -> Advance<'_> {
+        let read = self.schedule.batch_after(done).samples() - skipped.unwrap_or_default();
+        let units = (read * self.data.unit().of_a_sample) as f32;
+        let rate = self.settings.rate(self.schedule.total_steps()).of(done + 1);
+        let (optimizer, tensors, clip) = (&self.optimizer, self.model.tensors(), self.settings.clip);
+        Advance { optimizer, tensors, rate, mean: 1.0 / units, clip }
+    }
 }
 
 /// How a worker's part in a round ends well.
@@ -160,13 +174,16 @@ impl<'a, M: Model> Trainer<'a, M> {
             shared.say(&format!("--eval-every {steps} on {}", held_out.identity()));
         }
         shared.say(&engine.kind().unwrap_or_default());
+        if settings.optimizer_state == OptimizerState::Sharded {
+            shared.say("--optimizer-state sharded");
+        }
         let membership = Membership::new(environment, assignment, agent, stop, shared.to_string());
         let job = job_of(settings, environment, &membership.config.job);
         let layout = Layout::new(&job, &identity.to_string(), &entries);
         let now = Instant::now();
         let lines = Lines::new(Printer::new(out), schedule, data.unit(), data.reachable_loss(), now);
         Trainer {
-            held: Held::nothing(engine, model, &optimizer),
+            held: Held::nothing(engine, model, settings),
             run: Run {
                 settings,
                 identity,
@@ -192,7 +209,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 self.run.model,
                 self.run.settings,
                 self.run.schedule.samples,
-                self.membership.agent.is_some(),
+                (self.membership.agent.is_some(), self.membership.config.world_size),
             );
             self.history.lines.printer.line(format_args!("{}", memory.line()));
         }
@@ -261,7 +278,6 @@ impl<'a, M: Model> Trainer<'a, M> {
         let shards = self.run.settings.shards.get();
         let nodes = nodes_of(rank, world_size, shards);
         let total = self.run.schedule.total_steps();
-        let rate = self.run.settings.rate(total);
         let (step, pid) = (self.held.state.step, std::process::id());
         let mut drain_known = false;
         let Transport { name: collectives, nccl_failures } = self.held.engine.transport();
@@ -272,9 +288,11 @@ impl<'a, M: Model> Trainer<'a, M> {
             let votes = self.evaluate(group, &nodes)?;
             if votes & (QUIESCE | LEAVE) != 0 {
                 self.hear_votes(group, votes, &mut drain_known)?;
+                self.hand_over(group, votes)?;
                 return Ok(Some(Ended::Quiesced));
             }
             if self.held.state.step >= total {
+                self.keep_last(group)?;
                 return Ok(Some(Ended::Finished));
             }
             self.hear()?;
@@ -282,15 +300,16 @@ impl<'a, M: Model> Trainer<'a, M> {
                 return Err(TrainError::Stopped);
             }
             let Some(Reduced { loss, votes }) = self.reduce(group, &nodes)? else { return Ok(None) };
-            let skipped = match skipped(self.run.feed, group) {
+            self.held.skipped = match skipped(self.run.feed, group) {
                 Err(EngineError::Again) => return Ok(None),
                 skipped => skipped?,
             };
-            self.advance(&rate, loss, skipped)?;
+            self.advance(group, loss, votes)?;
             self.keeper.hear_share_votes(votes, self.held.state.step)?;
             self.hear_votes(group, votes, &mut drain_known)?;
             // All ranks learn in the same step that a round is forming or a rank leaves, too: this is the boundary.
             if votes & (QUIESCE | LEAVE) != 0 {
+                self.hand_over(group, votes)?;
                 return Ok(Some(Ended::Quiesced));
             }
         }
@@ -303,6 +322,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         if drains {
             self.membership.draining = true;
             self.keeper.save_soon();
+            self.held.sharding.iter_mut().for_each(|sharding| sharding.assembles = true);
         }
         if drains || votes & COMPARE != 0 {
             let all = vec![true; group.world_size() as usize];
@@ -315,10 +335,12 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// ranks must start again in the same round.
     fn reduce(&mut self, group: &mut Group, nodes: &[Node]) -> Result<Option<Reduced>, TrainError> {
         let Trainer { run, held, keeper, membership, .. } = self;
-        let mut copying = keeper.begin_copy(run, &membership.config, held)?;
+        let mut copying = keeper.begin_copy(run, &membership.config, held, group)?;
         let mut known = keeper.share_vote(run, membership.leads(), held.state.step);
         known |= if is_to_compare(run, membership, held.state.step) { COMPARE } else { 0 };
         known |= if membership.draining { DRAIN } else { 0 };
+        let after = held.state.step + 1;
+        known |= if held.is_cut() && keeper.will_copy(run.settings, after) { ASSEMBLE } else { 0 };
         let interruption = Interruption::new(membership.stop, membership.config.round);
         let task = GradientTask {
             model: run.model,
@@ -344,81 +366,30 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Does the step along the gradient, with the sum of its losses.
-    fn advance(&mut self, rate: &Rate, loss: f32, skipped: Option<u64>) -> Result<(), TrainError> {
+    fn advance(&mut self, group: &mut Group, loss: f32, votes: u32) -> Result<(), TrainError> {
         let Trainer { run, held, membership, .. } = self;
-        let (batch, next) = (run.schedule.batch_after(held.state.step), held.state.step + 1);
+        let (batch, next, skipped) = (run.schedule.batch_after(held.state.step), held.state.step + 1, held.skipped);
         let read = batch.samples() - skipped.unwrap_or_default();
         if read == 0 {
             return Err(TrainError::NothingRead { step: next, what: "the" });
         }
-        let units = (read * run.data.unit().of_a_sample) as f32;
-        let loss = loss / units;
+        let along = run.along(next - 1, skipped);
+        let loss = held.engine.commit(group, next, &along, loss)? / (read * run.data.unit().of_a_sample) as f32;
         if !loss.is_finite() {
             return Err(TrainError::Diverged { step: next });
         }
-        let (optimizer, tensors, clip) = (&run.optimizer, run.model.tensors(), run.settings.clip);
-        let along = Advance { optimizer, tensors, rate: rate.of(next), mean: 1.0 / units, clip };
-        held.engine.advance(&mut held.state, &along)?;
+        held.move_owned(run)?;
         let step = held.state.step;
         let GroupConfig { round, world_size, .. } = membership.config;
         held.last = Some(LastStep { round, world_size, loss });
+        held.gather(group)?;
+        held.sharding.iter_mut().for_each(|sharding| sharding.assembles = votes & (ASSEMBLE | BEGIN) != 0);
         let StepSamples { epoch, first, end, .. } = batch;
         self.history.tell(&Event::Step { round, step, epoch, first, end, loss, world_size, skipped });
         if let Some(agent) = self.membership.agent.as_mut() {
             agent.progress(step, epoch, f64::from(loss), self.run.schedule.total_steps())?;
         }
         Ok(())
-    }
-
-    /// Ends a run whose steps are done.
-    fn finish(mut self, group: Option<Group>) -> Result<Outcome, TrainError> {
-        let (step, stop, rank) = (self.held.state.step, self.membership.stop, self.membership.config.rank);
-        stop.lets_finish(self.membership.agent.is_some());
-        self.save_last(FINISH_TIME, stop).map_err(|cause| {
-            if stop.is_raised() { TrainError::Stopped } else { TrainError::Unsaved { step, cause } }
-        })?;
-        self.history.account.saved(Instant::now());
-        self.held.give()?;
-        if let Some(number) = first_not_finite(&self.held.state.flat) {
-            return Err(TrainError::not_finite(&self.held.state, self.run.model.tensors(), number));
-        }
-        if rank == 0 {
-            let History { account, lines: Lines { printer, .. }, skipped, .. } = &mut self.history;
-            printer.line(format_args!("done: {step} steps, {} epochs", self.run.schedule.epochs_of(step)));
-            if let Some(skipped) = skipped {
-                printer.line(format_args!("skipped {skipped} samples that cannot be read, since this worker began"));
-            }
-            printer.line(format_args!("{}", account.summary(Instant::now())));
-            self.history.draw(self.run.data.reachable_loss());
-            let checksum = self.held.state.checksum();
-            self.history.lines.printer.line(format_args!("parameters crc32c:{checksum:08x}"));
-        }
-        group.into_iter().for_each(Group::leave);
-        Ok(Outcome { rank, state: self.held.state })
-    }
-
-    /// Leaves for good, before the last step.
-    fn part(&mut self, group: Option<Group>, error: TrainError) -> TrainError {
-        let leaves = matches!(error, TrainError::Stopped) && self.membership.agent.is_some();
-        // While a node drains the last state is saved, whatever ends the round.
-        if (self.membership.draining || leaves) && self.held.holds() && !error.spoils_the_state() {
-            let time = self.membership.stop.left(Instant::now());
-            // A stop that is raised already must not cut this wait short: the commit is made because of it.
-            self.save_last(time, &Stop::default())
-                .unwrap_or_else(|cause| warn!(%cause, "the last state is not committed"));
-        }
-        group.into_iter().for_each(Group::leave);
-        error
-    }
-
-    /// Waits until the present state is committed.
-    fn save_last(&mut self, time: Duration, stop: &Stop) -> Result<(), String> {
-        let Trainer { run, held, keeper, membership, history, .. } = self;
-        held.give().map_err(|error| error.to_string())?;
-        let Some(saving) = keeper.saving() else { return Ok(()) };
-        let header = held.header(run, &membership.config);
-        let on_commit = |checkpoint: &Checkpoint| history.tell_commit(checkpoint);
-        saving.finish(&header, &held.state.flat, membership.agent.as_mut(), time, stop, on_commit)
     }
 
     /// Reads what the agent has said since the last step, and hears what was saved.
@@ -442,7 +413,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         match message {
             ToWorker::Draining { grace_ms } => {
                 info!(grace_ms, "this node drains: a checkpoint follows");
-                self.membership.draining = true;
+                (self.membership.draining, self.membership.drains) = (true, true);
             }
             ToWorker::Forming { round, reason, .. } => info!(round, reason, "a round is forming"),
             message => {

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use elastic_collective::list_ranks;
+
 /// Most checksums that an error names.
 const NAMED: usize = 16;
 
@@ -38,6 +40,16 @@ pub(super) fn named(sums: &[Option<u64>]) -> String {
     let all = sums.iter().enumerate().filter_map(|(rank, sum)| sum.map(|sum| format!("rank {rank}: {sum:08x}")));
     let more = if sums.iter().flatten().count() > NAMED { ", …" } else { "" };
     all.take(NAMED).collect::<Vec<_>>().join(", ") + more
+}
+
+/// What is said of ranks that hold something else than most.
+pub(super) fn warning(step: u64, wrong: &[usize], sums: &[Option<u64>]) -> String {
+    format!(
+        "these ranks differ from most after step {step}, and take the majority's state: {} ({}). A machine, its memory or \
+         a build there is faulty",
+        list_ranks(wrong),
+        named(sums)
+    )
 }
 
 /// The ranks that held something else than what counts.

@@ -86,6 +86,7 @@ impl<M: Model> Trainer<'_, M> {
         let begun = Instant::now();
         let committed = self.membership.committed().map_or(0, |checkpoint| checkpoint.step);
         self.prepare(committed)?;
+        self.held.sharding.iter_mut().for_each(|sharding| sharding.assembles = false);
         // No rank goes back behind what is committed. One more than the step: 0 is nothing.
         let held = self.held.state.step;
         let own = if self.held.holds() && held >= committed { held + 1 } else { 0 };
@@ -107,7 +108,8 @@ impl<M: Model> Trainer<'_, M> {
         };
         let holds: Vec<bool> = all.iter().map(|[held, ..]| *held == newest).collect();
         let only_rescued = all.iter().all(|[held, rescued, ..]| *held != newest || *rescued > 0);
-        let lacking = self.share(group, step, &holds)?;
+        let counts: Vec<bool> = all.iter().map(|[held, ..]| *held > 0).collect();
+        let (step, lacking) = self.share(group, step, if self.held.sharding.is_some() { &counts } else { &holds })?;
         // The rank that writes the trace may not have done the step itself.
         if self.history.lacks(step) {
             self.record_step();
@@ -138,9 +140,13 @@ impl<M: Model> Trainer<'_, M> {
         history.open(held.holds())
     }
 
-    /// Has all ranks hold the same state of `step`, from those that hold it: how many lacked it.
-    pub(super) fn share(&mut self, group: &mut Group, step: u64, holds: &[bool]) -> Result<usize, TrainError> {
-        let shared = self.held.share(group, step, holds);
+    /// Has all ranks hold the same state of `step`, from those that hold it: the step, and how many lacked it. Where the
+    /// optimizer's numbers are sharded, from what each rank holds, and the step may be another.
+    pub(super) fn share(&mut self, group: &mut Group, step: u64, holds: &[bool]) -> Result<(u64, usize), TrainError> {
+        let shared = match self.held.sharding {
+            Some(_) => self.held.settle(&self.run, group, holds[group.rank() as usize]),
+            None => self.held.share(group, step, holds).map(|lacking| (step, lacking)),
+        };
         if matches!(shared, Err(TrainError::Split { .. })) {
             // No rank knows what is right, so nothing of it is kept. Nor is the agent's memory, since the next start
             // would take it up from there. Only what is committed is left.

@@ -19,5 +19,6 @@ mod record;
 mod results;
 mod resume;
 mod saving;
+mod sharded;
 mod tokens;
 mod worker;

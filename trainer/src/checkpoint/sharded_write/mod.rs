@@ -32,8 +32,8 @@ use tracing::{info, warn};
 use super::Checkpoints;
 use super::disk::Host;
 pub(crate) use share::{EndedShare, Share};
-pub(crate) use votes::Next;
 use votes::ShareVotes;
+pub(crate) use votes::{BEGIN, Next};
 
 /// How long a folder may take to show whether it is shared: one that takes longer is not.
 const LOOK_TIME: Duration = Duration::from_secs(2);

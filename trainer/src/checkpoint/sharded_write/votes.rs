@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 /// The vote that begins a checkpoint: of the state that this step's sum leads to.
-const BEGIN: u32 = 4;
+pub(crate) const BEGIN: u32 = 4;
 /// The vote of a writer whose disk is busy with its share.
 const PENDING: u32 = 8;
 /// The vote of a writer that cannot write its share.

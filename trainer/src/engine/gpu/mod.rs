@@ -18,8 +18,8 @@ use super::state::State;
 use super::{Advance, DeviceError, Engine, EngineError, Evaluated, Ranks, Reduced, Transport};
 use crate::model::clip::bounded;
 use crate::model::{AdamW, Model, Optimizer, ParameterGroup, Rule, Tensor};
-use crate::settings::device::Precision;
-use crate::settings::{Environment, Settings};
+use crate::settings::device::{Device, Precision};
+use crate::settings::{Environment, OptimizerState, Settings};
 use crate::vectors::first_not_finite;
 use overlap::Bucket;
 
@@ -33,9 +33,13 @@ pub(super) fn open<'a, M: Model>(
     model: &'a M,
 ) -> Result<Box<dyn Engine<M> + 'a>, DeviceError> {
     let pass = model.on_gpu()?;
+    let gpus = Gpu::count(&environment.cuda);
+    let is_meant = settings.device != Device::Auto || gpus.as_ref().is_ok_and(|count| *count > 0);
+    if settings.optimizer_state == OptimizerState::Sharded && is_meant {
+        return Err(DeviceError::WholeAlone);
+    }
     let decaying = decaying(&settings.optimizer(), model.tensors()).map_err(DeviceError::ByAdamWAlone)?;
-    let gpus = Gpu::count(&environment.cuda)?;
-    let number = settings.device.gpu(environment.device_rank, gpus).unwrap_or_default();
+    let number = settings.device.gpu(environment.device_rank, gpus?).unwrap_or_default();
     let precision = match settings.precision {
         Precision::F32 => elastic_cuda::Precision::F32,
         Precision::Bf16 => elastic_cuda::Precision::Bf16,

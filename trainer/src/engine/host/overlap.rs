@@ -15,7 +15,7 @@ use std::thread;
 use elastic_collective::tree::Node;
 use elastic_collective::{CollectiveError, Group};
 
-use super::OnHost;
+use super::{OnHost, over};
 use crate::engine::gradient::{GradientTask, add_parts, parts_of};
 use crate::engine::{EngineError, Ranks};
 use crate::model::Model;
@@ -23,6 +23,7 @@ use crate::model::Model;
 /// What is summed over the ranks, a bucket at a time.
 struct Sums<'a, 'o> {
     group: &'a mut Group,
+    to_owners: bool,
     shards: u32,
     /// Where the sum is made, unless this rank has one node alone: then it is made in what that node's first part hands
     /// out.
@@ -42,7 +43,8 @@ impl<M: Model> OnHost<M> {
     /// Sums the gradient of `task` over the ranks. Returns the votes.
     pub(super) fn sum_in_buckets(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
-        let OnHost { threads, sum, bucket, outboxes } = self;
+        let to_owners = self.cut.is_some();
+        let OnHost { threads, sum, bucket, outboxes, .. } = self;
         let (last, before) = nodes.split_last().map_or((None, nodes), |(&last, before)| (Some(last), before));
         let mut done = before.iter().map(|&node| task.sum_under(node, threads)).collect::<Vec<_>>().into_iter();
         let parts = last.map_or(Vec::new(), |last| parts_of(last, threads.pool.threads()));
@@ -61,7 +63,7 @@ impl<M: Model> OnHost<M> {
             let ((ask, asked), (answer, answers)) = (channel(), channel());
             let (shards, done, parts) = (task.shards, done.as_slice(), &parts);
             let first = (!in_outbox).then_some(&mut sum[..]);
-            let sums = Sums { group, shards, first, done, last, parts, inboxes, ask, vote: answers };
+            let sums = Sums { group, to_owners, shards, first, done, last, parts, inboxes, ask, vote: answers };
             let summing = thread::Builder::new().name("sums".into());
             let summing = summing.spawn_scoped(scope, move || sums.run(length, bucket)).map_err(EngineError::Thread)?;
             task.sum_from_back(parts, threads, outboxes, bucket, |part, numbers| {
@@ -87,7 +89,7 @@ impl<M: Model> OnHost<M> {
 
 impl Sums<'_, '_> {
     fn run(self, length: usize, bucket: usize) -> Result<u32, CollectiveError> {
-        let Sums { group, shards, first, done, last, parts, inboxes, ask, vote } = self;
+        let Sums { group, to_owners, shards, first, done, last, parts, inboxes, ask, vote } = self;
         let (count, mut votes) = (length.div_ceil(bucket), 0);
         let mut first = first.map(|first| first.rchunks_mut(bucket));
         for number in 0..count {
@@ -111,7 +113,7 @@ impl Sums<'_, '_> {
             let first = first.as_mut().map_or_else(|| last.take(), Iterator::next);
             let Some(sum) = first else { unreachable!("a rank without nodes has room for the sum") };
             let rest: Vec<&[f32]> = done.chain(last.as_deref()).collect();
-            votes |= group.ordered_sum(shards, &rest, sum, own)?;
+            votes |= over(group, to_owners, shards, &rest, sum, own)?;
         }
         Ok(votes)
     }

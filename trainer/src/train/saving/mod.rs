@@ -119,12 +119,32 @@ impl Saving {
         }
     }
 
-    /// Copies a state into a slot, to be saved. Returns whether there was a slot for it.
-    fn save(&mut self, header: &SnapshotHeader, state: &[f32]) -> bool {
-        let Some(mut reserved) = self.reserve(header.step, true) else { return false };
-        reserved.slot.fill(header, state);
-        self.take_in(reserved);
-        true
+    /// Copies a state into a slot, to be saved; or has the slot saved that it is in. Returns whether there was a slot for
+    /// it.
+    fn save(&mut self, header: &SnapshotHeader, state: Option<&[f32]>) -> bool {
+        let reserved = match state {
+            Some(state) => self.reserve(header.step, true).map(|mut reserved| {
+                reserved.slot.fill(header, state);
+                reserved
+            }),
+            None => self.writer.again(header.step),
+        };
+        reserved.map(|reserved| self.take_in(reserved)).is_some()
+    }
+
+    /// Whether the state of this step is committed, on its way, or in a slot.
+    pub(crate) fn has(&self, step: u64) -> bool {
+        self.newest() >= step || self.writer.slots().have(step)
+    }
+
+    /// A slot for the last state, whatever waits to be written or committed.
+    pub(crate) fn reserve_last(&mut self, step: u64) -> Option<ReservedSlot> {
+        if step <= self.newest() {
+            return None;
+        }
+        self.writer.decide(WriteMode::Cancel);
+        self.writer.slots().wait(PREPARE_TIME);
+        self.writer.reserve(true)
     }
 
     /// Whether one more may be written: no more than a few commits stay unanswered.
@@ -190,11 +210,11 @@ impl Saving {
 
     /// Saves the last state and waits until it is committed and what it made superfluous is gone, for at most `time`,
     /// and after a stop no longer than that allows. What fails is tried again: this is the last chance. Says why if it
-    /// is not committed.
+    /// is not committed. Without a `state`, it is in a slot.
     pub(crate) fn finish(
         &mut self,
         header: &SnapshotHeader,
-        state: &[f32],
+        state: Option<&[f32]>,
         mut agent: Option<&mut Agent>,
         time: Duration,
         stop: &Stop,
@@ -247,7 +267,7 @@ impl Saving {
     fn try_last(
         &mut self,
         header: &SnapshotHeader,
-        state: &[f32],
+        state: Option<&[f32]>,
         agent: Option<&mut Agent>,
     ) -> Result<bool, AgentError> {
         let durable = self.uncommitted.take_if(|durable| durable.step == header.step);

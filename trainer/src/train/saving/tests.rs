@@ -27,7 +27,7 @@ fn at_step(step: u64) -> (SnapshotHeader, Vec<f32>) {
 /// Saves the state after `step` steps. Returns whether there was a slot for it.
 fn save(saving: &mut Saving, step: u64) -> bool {
     let (header, state) = at_step(step);
-    saving.save(&header, &state)
+    saving.save(&header, Some(&state))
 }
 
 fn slots() -> SnapshotSlots {
@@ -45,7 +45,7 @@ fn finish(saving: &mut Saving, step: u64, time: Duration) -> Result<Vec<u64>, St
     let mut committed = Vec::new();
     let on_commit = |checkpoint: &Checkpoint| committed.push(checkpoint.step);
     let (header, state) = at_step(step);
-    let result = saving.finish(&header, &state, None, time, &Stop::default(), on_commit);
+    let result = saving.finish(&header, Some(&state), None, time, &Stop::default(), on_commit);
     result.map(|()| committed)
 }
 
