@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use elastic_rendezvous::job::Endpoint;
+use elastic_store::embedded::names_loopback;
 use elastic_store::tls::TlsFiles;
 
 use crate::machine::interfaces;
@@ -107,14 +108,6 @@ pub(crate) fn foreign(given: &str) -> Option<String> {
         Err(error) => format!("cannot be resolved here: {error}"),
     };
     Some(format!("--local-addr (or --peer-port, --master-addr): {given} {why}"))
-}
-
-/// Whether this is a loopback address, or one of the names that mean a loopback address on every machine.
-pub(crate) fn names_loopback(host: &str) -> bool {
-    const NAMES: [&str; 5] = ["localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"];
-    let (name, domain) = host.split_once('.').unwrap_or((host, "localdomain"));
-    let named = NAMES.iter().any(|known| name.eq_ignore_ascii_case(known)) && domain.starts_with("localdomain");
-    named || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// The local address from which packets to `to` would leave. Connecting a UDP socket asks the routing table and sends

@@ -7,7 +7,7 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, ToSocketAddrs};
 
-use crate::machine::address::names_loopback;
+use elastic_store::embedded::names_loopback;
 
 /// The variable that names gloo's interface.
 const GLOO: &str = "GLOO_SOCKET_IFNAME";

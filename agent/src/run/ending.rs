@@ -23,23 +23,24 @@ use crate::workers::final_save;
 /// save.
 const LEAVE_LAST: Duration = Duration::from_secs(10);
 
-/// How long agents that serve the store wait, once the job has a result that stays, for a node that may not know it: it
-/// may be cut off, or its service manager starts it again.
+/// How long agents that serve the store wait, once the job has a result that stays and the others have left, for a node
+/// that may not know it: it may be cut off, or its service manager starts it again.
 const COMES_BACK: Duration = Duration::from_secs(20);
 
 /// The same where the job has failed: an agent that is started again would begin it again. One that is silent for
 /// this long is gone.
 const GONE: Duration = Duration::from_secs(3);
 
-/// How long such an agent waits before it says for whom.
+/// How long such an agent waits before it says for whom, and asks less often.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Where the members of the last round of a job that succeeded say that they know it. No worker's barrier can have this
-/// name.
+/// Where members of the last round of a job that succeeded say that they know it, or have left and need not. No worker's
+/// barrier can have this name.
 const KNOWN: &str = "@result";
 
-/// Pause between two questions to the store.
+/// Pause between two questions to the store, and later on.
 const AGAIN: Duration = Duration::from_millis(50);
+const LATER: Duration = Duration::from_millis(500);
 
 /// How long an agent takes to tell the others that it does not come back.
 const LAST_WORD: Duration = Duration::from_millis(250);
@@ -117,45 +118,48 @@ impl Parting {
 /// Leaves a store that agents serve, and this one perhaps. Such an agent leaves last.
 pub(super) async fn leave_store(backend: &Backend, keys: &Keys, node: &str, end: &End) {
     let Some(store) = backend.store() else { return };
-    let is_of_agents = backend.serves || !backend.hosts.is_empty();
-    if is_of_agents && *end == End::Succeeded {
-        say_known(store, keys, node).await;
+    if backend.serves || !backend.hosts.is_empty() {
+        let said = say_known(&**store, keys, node);
+        match end {
+            End::Succeeded => said.await,
+            End::Drained | End::Refused(_) => _ = tokio::time::timeout(LAST_WORD, said).await,
+            End::Closed | End::Failed(..) | End::StoreLost(_) => {}
+        }
     }
     if backend.serves {
         leave_last(store, backend.group.as_deref(), keys, end).await;
     }
 }
 
-/// Says that this node knows the job's success. Those that serve the store wait for it.
-async fn say_known(store: &Arc<dyn Store>, keys: &Keys, node: &str) {
-    let say = async || {
-        let Some(Sealed { number, .. }) = last_round(&**store, keys).await? else { return Ok(()) };
-        let said = format!("{}{node}", keys.arrivals(number, KNOWN));
-        store.txn(Txn::of([Op::put(said, Vec::new())])).await.map(drop)
-    };
-    let said = async {
-        while say().await.is_err() {
-            tokio::time::sleep(AGAIN).await;
-        }
-    };
-    // After this time no one waits.
-    let _ = tokio::time::timeout(COMES_BACK, said).await;
+/// Says that this node needs no result, if it is one of those whom those that serve the store wait for.
+async fn say_known(store: &dyn Store, keys: &Keys, node: &str) {
+    let Some((said, members)) = answered(async || members(store, keys).await).await else { return };
+    if members.iter().any(|name| name == node) {
+        let put = || Txn::of([Op::put(format!("{said}{node}"), Vec::new())]);
+        answered(async || store.txn(put()).await).await;
+    }
 }
 
-async fn last_round(store: &dyn Store, keys: &Keys) -> Result<Option<Sealed>, StoreError> {
+/// The members of the last round by name, and the prefix of the keys by which they say that they need no result.
+async fn members(store: &dyn Store, keys: &Keys) -> Result<(String, Vec<String>), StoreError> {
     let round = store.get(&keys.round()).await?;
-    Ok(round.and_then(|kv| Versioned::<RoundRecord>::parse(&kv).ok()?.value.sealed))
+    let sealed = round.and_then(|kv| Versioned::<RoundRecord>::parse(&kv).ok()?.value.sealed);
+    let Some(Sealed { number, plan, .. }) = sealed else { return Ok((String::new(), Vec::new())) };
+    let (ranks, _) = store.range(&keys.ranks(number, plan)).await?;
+    let names = ranks.iter().filter_map(|kv| Versioned::<RankRecord>::parse(kv).ok()).map(|rank| rank.value.name);
+    Ok((keys.arrivals(number, KNOWN), names.collect()))
 }
 
-/// Members of the last round that have not said that they know the job's success, by name.
-async fn unaware(store: &dyn Store, keys: &Keys) -> Result<Vec<String>, StoreError> {
-    let Some(Sealed { number, plan, .. }) = last_round(store, keys).await? else { return Ok(Vec::new()) };
-    let said = keys.arrivals(number, KNOWN);
-    let (members, _) = store.range(&keys.ranks(number, plan)).await?;
-    let (those, _) = store.range(&said).await?;
-    let those: BTreeSet<&str> = those.iter().filter_map(|kv| kv.key.strip_prefix(&said)).collect();
-    let members = members.iter().filter_map(|kv| Versioned::<RankRecord>::parse(kv).ok()).map(|rank| rank.value.name);
-    Ok(members.filter(|name| !those.contains(name.as_str())).collect())
+/// What a store answers. None where it cannot, or not for longer than another agent takes to serve it.
+async fn answered<T>(ask: impl AsyncFn() -> Result<T, StoreError>) -> Option<T> {
+    let begun = Instant::now();
+    loop {
+        match ask().await {
+            Ok(answer) => return Some(answer),
+            Err(error) if !error.is_transient() || begun.elapsed() >= FAILS_OVER => return None,
+            Err(_) => tokio::time::sleep(AGAIN).await,
+        }
+    }
 }
 
 /// An agent that serves the store stays until the other nodes have read the result and left.
@@ -174,37 +178,35 @@ async fn leave_last(store: &Arc<dyn Store>, group: Option<&Group>, keys: &Keys, 
     let are_there = async || store.range(&range).await.map(|(nodes, _)| !nodes.is_empty());
     let longest = if final_save::may_matter(end) { LEAVE_LAST + final_save::LIMIT } else { LEAVE_LAST };
     if tokio::time::timeout(longest, others_left(are_there)).await.is_err() {
-        tracing::warn!("some nodes have not left; their store ends with this agent");
+        tracing::warn!("some nodes have not left within {} s of the job's end", longest.as_secs());
     }
     // One transaction ends the job and empties the list, so others may not have read it yet: one may be cut off, and a
     // watch that was on a lost host takes a moment to come back.
+    let until = Instant::now() + COMES_BACK;
     if *end == End::Succeeded {
         let left = RefCell::new(Vec::new());
-        let all_know = all_know(async || unaware(&**store, keys).await, &left);
-        patiently(all_know, || named(&left.borrow())).await;
+        patiently(all_know(&**store, keys, &left), || named(&left.borrow()), until).await;
     }
     if let (Some(group), Parting::Last(gone)) = (group, parting) {
-        patiently(group.leave(gone), || named(&group.needed_by())).await;
+        patiently(group.leave(gone), || named(&group.needed_by()), until).await;
     }
     // The watches of the other nodes deliver the result before the nodes' keys go. Answers and letters that are under way
     // get a moment.
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-/// Waits until all know the result, as far as the store tells. `left` has those who do not.
-async fn all_know(ask: impl AsyncFn() -> Result<Vec<String>, StoreError>, left: &RefCell<Vec<String>>) {
-    let mut answered = Instant::now();
-    loop {
-        match ask().await {
-            Ok(those) if those.is_empty() => return,
-            Ok(those) => {
-                answered = Instant::now();
-                left.replace(those);
-            }
-            Err(_) if answered.elapsed() < FAILS_OVER => {}
-            Err(_) => return,
+/// Waits until no member needs the result, as far as the store tells. `left` has those who do.
+async fn all_know(store: &dyn Store, keys: &Keys, left: &RefCell<Vec<String>>) {
+    let begun = Instant::now();
+    let Some((said, members)) = answered(async || members(store, keys).await).await else { return };
+    left.replace(members);
+    while !left.borrow().is_empty() {
+        let Some((those, _)) = answered(async || store.range(&said).await).await else { return };
+        let those: BTreeSet<&str> = those.iter().filter_map(|kv| kv.key.strip_prefix(&said)).collect();
+        left.borrow_mut().retain(|name| !those.contains(name.as_str()));
+        if !left.borrow().is_empty() {
+            tokio::time::sleep(if begun.elapsed() < SOON { AGAIN } else { LATER }).await;
         }
-        tokio::time::sleep(AGAIN).await;
     }
 }
 
@@ -212,35 +214,31 @@ async fn all_know(ask: impl AsyncFn() -> Result<Vec<String>, StoreError>, left: 
 fn named<S: AsRef<str>>(names: &[S]) -> String {
     const NAMED: usize = 4;
     let first: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
-    let more = names.len().saturating_sub(NAMED);
-    first.join(", ") + &if more == 0 { String::new() } else { format!(" and {more} more") }
+    match names.len().saturating_sub(NAMED) {
+        _ if names.is_empty() => "the others".to_owned(),
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
 }
 
 /// Waits, though not for ever, for those who may not know the result; says for whom.
-async fn patiently(wait: impl Future<Output = ()>, whom: impl Fn() -> String) {
+async fn patiently(wait: impl Future<Output = ()>, whom: impl Fn() -> String, until: Instant) {
     let mut wait = std::pin::pin!(wait);
-    if tokio::time::timeout(SOON, &mut wait).await.is_ok() {
+    if tokio::time::timeout_at(until.min(Instant::now() + SOON), &mut wait).await.is_ok() {
         return;
     }
-    let (nodes, longest) = (whom(), COMES_BACK.as_secs());
+    let (nodes, longest) = (whom(), until.saturating_duration_since(Instant::now()).as_secs());
     tracing::info!(
         "the job is over; its store stays for {nodes}, up to {longest} s, to tell its result: a signal (Ctrl-C) ends this"
     );
-    if tokio::time::timeout(COMES_BACK, wait).await.is_err() {
+    if tokio::time::timeout_at(until, wait).await.is_err() {
         tracing::warn!("{} did not come back in time: the job's store ends with this agent", whom());
     }
 }
 
-/// Waits until no other node is there any more. A store that several agents hold may not answer for a moment; where it
-/// does not for long, they have left.
+/// Waits until no other node is there any more. Where the store does not answer, they have left.
 async fn others_left(are_there: impl AsyncFn() -> Result<bool, StoreError>) {
-    let mut answered = Instant::now();
-    loop {
-        match are_there().await {
-            Ok(true) => answered = Instant::now(),
-            Err(_) if answered.elapsed() < FAILS_OVER => {}
-            Ok(false) | Err(_) => return,
-        }
+    while answered(&are_there).await == Some(true) {
         tokio::time::sleep(AGAIN).await;
     }
 }

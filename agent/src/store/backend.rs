@@ -10,7 +10,7 @@ use elastic_rendezvous::job::{Endpoint, Timings};
 use elastic_rendezvous::time::Time;
 use elastic_store::embedded::MemoryStore;
 use elastic_store::embedded::mvcc::Limits;
-use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Group, Options, Replicas};
+use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Group, Options, Replicas, names_loopback};
 use elastic_store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
 use elastic_store::metered::{CallObserver, Metered};
 use elastic_store::tls::MutualTls;
@@ -20,7 +20,7 @@ use elastic_torchelastic::met_on_v2;
 use futures::future::join_all;
 use tokio::net::TcpStream;
 
-use crate::machine::address::{NetworkOptions, names_loopback};
+use crate::machine::address::NetworkOptions;
 use crate::machine::interfaces::{self, Interface};
 use crate::store::choice::{Credentials, StoreChoice, StoreOptions, Tls};
 use crate::store::participation::{JobPaths, JobStore};

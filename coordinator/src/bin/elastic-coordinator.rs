@@ -18,7 +18,7 @@ use elastic_coordinator::service::retention::Policy;
 use elastic_coordinator::service::{self, ServiceSetup, Shared};
 use elastic_rendezvous::job::{Endpoint, LeaderRecord, NodeId};
 use elastic_store::Store;
-use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Options, Replicas};
+use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Options, Replicas, names_loopback};
 use elastic_store::etcd::{EtcdConfig, EtcdStore};
 use elastic_store::listener::{self, listen};
 use elastic_store::metered::Metered;
@@ -113,6 +113,26 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     led
 }
 
+/// Where a member listens that has these addresses, if one of them is this machine's: at the address that was written, or
+/// on all interfaces. The address that a host's name has on the host itself, often 127.0.1.1, says nothing about how
+/// others reach it.
+fn listens_at(member: &str, addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    // A socket can be bound to other machines' addresses too, where `net.ipv4.ip_nonlocal_bind` is set.
+    let is_own = |at: &SocketAddr| at.ip().is_loopback() || from_here_to(*at) == Some(at.ip());
+    let own: Vec<SocketAddr> = addresses.into_iter().filter(is_own).collect();
+    let Some(port) = own.first().map(SocketAddr::port) else { return own };
+    if is_loopback(member) || member.parse::<SocketAddr>().is_ok() {
+        return own;
+    }
+    [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()].map(|ip: IpAddr| SocketAddr::new(ip, port)).to_vec()
+}
+
+/// Whether HOST:PORT is on this machine alone, wherever it is written.
+fn is_loopback(at: &str) -> bool {
+    let host = at.rsplit_once(':').map_or(at, |(host, _)| host);
+    names_loopback(host.trim_matches(['[', ']']))
+}
+
 /// The embedded store: of this process alone, or held together with two others, at the first of the members' addresses
 /// that is this machine's and free.
 async fn embedded(cli: &Cli, options: Options) -> anyhow::Result<(EmbeddedServer, Arc<dyn Store>)> {
@@ -125,13 +145,17 @@ async fn embedded(cli: &Cli, options: Options) -> anyhow::Result<(EmbeddedServer
     config.peers = options.tls.clone();
     let mut tried = Vec::new();
     for (seat, member) in cli.members.iter().enumerate() {
-        let addresses = match tokio::net::lookup_host(member).await {
-            Ok(addresses) => addresses,
+        let found = match tokio::net::lookup_host(member).await {
+            Ok(found) => found.collect(),
             Err(error) => {
                 tried.push(format!("{member}: {error}"));
                 continue;
             }
         };
+        let addresses = listens_at(member, found);
+        if addresses.is_empty() {
+            tried.push(format!("{member}: this machine has no such address"));
+        }
         for address in addresses {
             let replicas = Some(Replicas { endpoints: cli.members.clone(), seat });
             match EmbeddedServer::bind_with(address, Options { replicas, ..options.clone() }).await {
@@ -191,8 +215,7 @@ fn serve_http(
 /// Where to take agents' pulses. If only this machine can reach the store, only this machine can reach this port.
 fn peer_listen(cli: &Cli) -> SocketAddr {
     let at = cli.embedded_at();
-    let is_loopback = |at: &String| at.parse::<SocketAddr>().is_ok_and(|at| at.ip().is_loopback());
-    let own = !at.is_empty() && at.iter().all(is_loopback);
+    let own = !at.is_empty() && at.iter().all(|at| is_loopback(at));
     let any = if own { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
     cli.peer_listen.unwrap_or(SocketAddr::new(any.into(), PEER_PORT))
 }
@@ -258,6 +281,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_member_by_its_name_listens_for_other_machines() {
+        for (member, has, expected) in [
+            // As Debian writes a host's own name.
+            ("c0:7", "127.0.1.1:7", &["[::]:7", "0.0.0.0:7"][..]),
+            ("localhost:7", "127.0.0.1:7", &["127.0.0.1:7"]),
+            ("127.0.1.1:7", "127.0.1.1:7", &["127.0.1.1:7"]),
+            ("[::1]:7", "[::1]:7", &["[::1]:7"]),
+            // An address for documentation (RFC 5737), so no machine has it.
+            ("c1:7", "192.0.2.1:7", &[]),
+            ("192.0.2.1:7", "192.0.2.1:7", &[]),
+        ] {
+            let found = listens_at(member, vec![has.parse().unwrap()]);
+            assert_eq!(found.iter().map(SocketAddr::to_string).collect::<Vec<_>>(), expected, "{member}");
+        }
+    }
+
+    #[test]
     fn pulses_are_taken_where_agents_can_be() {
         for (flags, expected) in [
             (&["--etcd", "etcd0:2379"][..], "0.0.0.0:29410"),
@@ -266,6 +306,7 @@ mod tests {
             (&["--embedded", "--peer-listen", "0.0.0.0:7"], "0.0.0.0:7"),
             (&["--embedded", "--members", "10.0.0.1:1,10.0.0.2:1,127.0.0.1:1"], "0.0.0.0:29410"),
             (&["--embedded", "--members", "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"], "127.0.0.1:29410"),
+            (&["--embedded", "--members", "localhost:1,[::1]:2,localhost:3"], "127.0.0.1:29410"),
         ] {
             let cli = Cli::read(["elastic-coordinator"].iter().chain(flags)).unwrap();
             assert_eq!(peer_listen(&cli).to_string(), expected, "{flags:?}");

@@ -52,7 +52,8 @@ pub struct Flags {
 
     /// Hold the embedded store together with two other coordinators, of which any one may be lost: the same three on each
     ///
-    /// Each serves at that of them which is its own address, not at --listen. Agents name all three as --rdzv-endpoint.
+    /// Each serves at the one that is its own: an address, or a name for all its interfaces. Agents name all three as
+    /// --rdzv-endpoint.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…", value_parser = member)]
     pub members: Vec<String>,
 

@@ -69,7 +69,7 @@ async fn after_failure_a_new_start_is_a_new_generation() {
     let round = job.runs(3, 2).await;
     assert_eq!(round.restarts(), 0);
     let reason = job.record("round").await.unwrap()["reason"].clone();
-    assert_eq!(reason, "the job begins anew", "and not that nodes of the failed one are gone");
+    assert_eq!(reason, "the job begins again", "and not that nodes of the failed one are gone");
     round.of("b").exit(1);
     let again = job.runs(round.number + 1, 2).await;
     assert_eq!(again.restarts(), 1);

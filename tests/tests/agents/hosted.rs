@@ -43,6 +43,29 @@ async fn a_node_that_comes_after_the_jobs_end_hears_that_it_may_be_late() {
 }
 
 #[tokio::test]
+async fn a_node_that_left_after_its_part_is_not_waited_for() {
+    let at = format!("127.0.0.1:{}", free_port());
+    let job = Job::met_by(&["--rdzv-backend=c10d", &format!("--rdzv-endpoint={at}")], "2");
+    let mut a = job.start("a");
+    a.says("this agent serves the job's store", LIMIT).await;
+    let mut b = job.start("b");
+    let round = job.runs(1, 2).await;
+    round.of("b").exit(0);
+    let (store, node) = (EtcdStore::connect(EtcdConfig::new([at])).unwrap(), format!("{}b:", job.keys().nodes()));
+    eventually("the store knows that b is done", LIMIT, async || {
+        let (records, _) = store.range(&node).await.ok()?;
+        let record: serde_json::Value = serde_json::from_slice(&records.first()?.value).ok()?;
+        (record["phase"] == "done").then_some(())
+    })
+    .await;
+    b.signal(Signal::TERM);
+    b.exit(LIMIT).await;
+    round.of("a").exit(0);
+    assert_eq!(a.exit(LIMIT).await, 0);
+    assert!(!a.output().contains("its store stays"), "{}", a.output());
+}
+
+#[tokio::test]
 async fn without_its_host_a_job_ends_everywhere() {
     let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "1:3").flag("--max-restarts=5");
     let mut a = job.start("a");

@@ -127,7 +127,7 @@ async fn deletes_all_or_nothing(store: Arc<dyn Store>) {
     store.delete(vec![], &format!("{}new:1", keys.nodes())).await.unwrap();
 
     // when it begins again right before the deletion, the new generation stays;
-    let began = r#"{"number":2,"generation":2,"state":"forming","reason":"the job begins anew"}"#;
+    let began = r#"{"number":2,"generation":2,"state":"forming","reason":"the job begins again"}"#;
     let last = store.get(&keys.round()).await.unwrap().unwrap();
     let begin = Txn::of([Op::put(keys.round(), began)]);
     let late = Overtaken { store: Arc::clone(&store), first: Mutex::new(Some(begin)) };

@@ -48,7 +48,7 @@ pub enum SpawnError {
     Cpus(CpuSet, io::Error),
     /// Arguments and environment exceed what the kernel takes.
     #[error(
-        "arguments and environment are too large: {total} bytes in all, of which {largest_name} has {largest}; \
+        "arguments and environment are too large: {total} bytes in all, {largest} of them in {largest_name}; \
          the kernel takes 131071 bytes for one string and a quarter of the stack limit (ulimit -s) in all"
     )]
     TooLarge {

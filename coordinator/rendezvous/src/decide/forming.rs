@@ -88,7 +88,7 @@ fn members_still_there(now: Time, view: &View, wake: &mut Wake) -> Option<Decide
 
 /// Why a round is planned without members of the last one. The end of a former generation's members is no reason.
 fn reason_without(view: &View, lost: String) -> String {
-    if view.round.value.begins_generation { RoundRecord::BEGINS_ANEW.to_owned() } else { lost }
+    if view.round.value.begins_generation { RoundRecord::BEGINS_AGAIN.to_owned() } else { lost }
 }
 
 /// Who gets a place, and which of them are excluded for their failures: they get one where the others are too few.
@@ -152,8 +152,8 @@ fn not_yet(now: Time, view: &View, wake: &mut Wake, chosen: &Candidates<'_>) -> 
     }
     if let Some(problem) = &view.unreadable_checkpoint {
         let message = format!(
-            "{problem} Nobody knows where training resumes: write it anew, or delete it to begin from nothing; then start \
-             the agents again"
+            "{problem} So it is not known where training resumes: write the record again, or delete it to begin from nothing; \
+             then start the agents again"
         );
         let cause = Failure::new(FailureClass::Lost, message.clone());
         return Some((Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, message));

@@ -220,7 +220,7 @@ pub struct RoundRecord {
 
 impl RoundRecord {
     /// The reason of a round that begins a generation, where another generation was before.
-    pub const BEGINS_ANEW: &str = "the job begins anew";
+    pub const BEGINS_AGAIN: &str = "the job begins again";
 
     /// A round that forms, of which nothing is known yet.
     pub fn forming(number: u64, generation: u64, reason: impl Into<String>) -> RoundRecord {

@@ -201,7 +201,7 @@ impl Member {
     fn begin_generation(&mut self, last: &Versioned<RoundRecord>, sealed: Option<Sealed>, out: &mut Out) {
         let keys = &self.setup.keys;
         let (number, generation) = (last.value.number + 1, last.value.generation + 1);
-        let round = RoundRecord::forming(number, generation, RoundRecord::BEGINS_ANEW);
+        let round = RoundRecord::forming(number, generation, RoundRecord::BEGINS_AGAIN);
         let round = RoundRecord { sealed, begins_generation: true, ..round };
         let txn = Txn::of([
             Op::put(keys.spec(), to_json(&self.setup.spec)),

@@ -41,7 +41,7 @@ pub(crate) fn make(what: CertsCommand, json: bool) -> anyhow::Result<()> {
         CertsCommand::Authority { folder, valid } => {
             let made = authority(&folder, valid)?;
             let next = format!(
-                "{} goes to every host; {} stays here: whoever has it can become a node\nnext: elasticctl certs node {} \
+                "{} goes to every host; {} stays here: who has it can become a node\nnext: elasticctl certs node {} \
                  HOST…\n",
                 made.certificate.display(),
                 made.key.display(),

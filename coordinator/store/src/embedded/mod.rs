@@ -24,4 +24,4 @@ mod wire;
 pub use hub::{Batch, Hub, Subscription};
 pub use memory_store::MemoryStore;
 pub use replicated::{Group, Replicas};
-pub use server::{EmbeddedError, EmbeddedServer, Options};
+pub use server::{EmbeddedError, EmbeddedServer, Options, names_loopback};

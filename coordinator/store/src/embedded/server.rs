@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +35,14 @@ const STOP_GRACE: Duration = Duration::from_secs(2);
 /// Requests under way on one connection, streams among them.
 const STREAMS: u32 = 512;
 
+/// Whether this is a loopback address, or one of the names that mean a loopback address on every machine.
+pub fn names_loopback(host: &str) -> bool {
+    const NAMES: [&str; 5] = ["localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"];
+    let (name, domain) = host.split_once('.').unwrap_or((host, "localdomain"));
+    let named = NAMES.iter().any(|known| name.eq_ignore_ascii_case(known)) && domain.starts_with("localdomain");
+    named || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
 /// Why the embedded store cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -42,7 +50,7 @@ const STREAMS: u32 = 512;
 pub enum EmbeddedError {
     /// The address can be reached from other machines, without TLS, and no one said that it may be.
     #[error(
-        "whoever reaches {address} could read and write the embedded store, and other machines can: give it certificates \
+        "any host that reaches {address} could read and write the embedded store: give it certificates \
          (--peer-cert, --peer-key and --peer-ca), or a loopback address such as 127.0.0.1, or --allow-remote where the \
          network is trusted"
     )]

@@ -11,6 +11,8 @@ use crate::StoreError;
 use crate::tls::trouble_in;
 
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a server has that answers the first question, until it gets the second.
+const SOON: Duration = Duration::from_millis(300);
 
 /// A TLS record with a ClientHello too short to be one: whatever speaks TLS answers with an alert (RFC 8446, 6.2), and
 /// nothing else does.
@@ -100,19 +102,23 @@ fn certificate_trouble(cause: &str) -> Option<String> {
 }
 
 async fn look(address: &str) -> Found {
+    let until = Instant::now() + PATIENCE;
     let request = format!("GET /version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    let answer = match ask(address, request.as_bytes()).await {
-        Err(error) => return Found::Nothing(error.to_string()),
+    let mut answer = std::pin::pin!(ask(address, request.as_bytes(), until));
+    let soon = tokio::time::timeout(SOON, &mut answer).await;
+    match &soon {
+        Ok(Err(error)) => return Found::Nothing(error.to_string()),
         // As our own store says it. It would take the question for TLS for a mistake to warn of.
-        Ok(answer) if is_http2(&answer) => return Found::Mute,
-        Ok(answer) => answer,
-    };
+        Ok(Ok(answer)) if is_http2(answer) => return Found::Mute,
+        _ => {}
+    }
     // A server of TLS may answer in HTTP that it does not speak it.
-    match ask(address, MALFORMED_HELLO).await {
-        Err(error) => Found::Nothing(error.to_string()),
-        Ok(alert) if alert.first() == Some(&ALERT) => Found::Tls,
-        Ok(_) if answer.starts_with(b"HTTP/") => Found::Http(String::from_utf8_lossy(&answer).into_owned()),
-        Ok(_) => Found::Mute,
+    let late = async { if let Ok(soon) = soon { soon } else { answer.await } };
+    match tokio::join!(ask(address, MALFORMED_HELLO, until), late) {
+        (Err(error), _) => Found::Nothing(error.to_string()),
+        (Ok(alert), _) if alert.first() == Some(&ALERT) => Found::Tls,
+        (_, Ok(answer)) if answer.starts_with(b"HTTP/") => Found::Http(String::from_utf8_lossy(&answer).into_owned()),
+        _ => Found::Mute,
     }
 }
 
@@ -122,8 +128,7 @@ fn is_http2(answer: &[u8]) -> bool {
 }
 
 /// Sends bytes on a new connection and returns what comes back, if anything. An error means that no connection was made.
-async fn ask(address: &str, question: &[u8]) -> std::io::Result<Vec<u8>> {
-    let until = Instant::now() + PATIENCE;
+async fn ask(address: &str, question: &[u8], until: Instant) -> std::io::Result<Vec<u8>> {
     let connected = tokio::time::timeout_at(until, TcpStream::connect(address)).await;
     let mut stream = connected.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
     let mut answer = Vec::new();

@@ -55,7 +55,7 @@ fn a_read_does_not_begin_a_grace_again() {
 
 #[test]
 fn whom_the_first_round_of_a_generation_waits_for_follows_from_its_field_and_not_from_its_reason() {
-    for (begins, reason) in [(true, "r"), (false, RoundRecord::BEGINS_ANEW)] {
+    for (begins, reason) in [(true, "r"), (false, RoundRecord::BEGINS_AGAIN)] {
         let mut scene = Scene::forming(waits(2), running(1));
         (scene.round["begins_generation"], scene.round["reason"]) = (json!(begins), json!(reason));
         let (mut leader, _) = scene.leader();
@@ -63,7 +63,7 @@ fn whom_the_first_round_of_a_generation_waits_for_follows_from_its_field_and_not
         // The loss of b is no reason for a round of another generation.
         let wants = leader.step(NOW + SECOND * 2, LeaderInput::Tick);
         let record = round(&scene, &wants).expect("a plan without b");
-        assert_eq!(record.reason == RoundRecord::BEGINS_ANEW, begins, "{}", record.reason);
+        assert_eq!(record.reason == RoundRecord::BEGINS_AGAIN, begins, "{}", record.reason);
         assert_eq!(record.begins_generation, begins);
 
         // Nor is it that all have left.
@@ -73,7 +73,7 @@ fn whom_the_first_round_of_a_generation_waits_for_follows_from_its_field_and_not
         let (mut leader, _) = scene.leader();
         let wants = written(&mut leader, NOW, 7);
         let record = round(&scene, &wants).expect("a plan without both");
-        assert_eq!(record.reason == RoundRecord::BEGINS_ANEW, begins, "{}", record.reason);
+        assert_eq!(record.reason == RoundRecord::BEGINS_AGAIN, begins, "{}", record.reason);
     }
 }
 

@@ -192,23 +192,21 @@ impl Group {
     /// were heard within the time after which one is `gone`.
     pub async fn leave(&self, gone: Duration) {
         self.act(|replica, now| ((), replica.leave(now, gone)));
-        while !self.lock().replica.may_leave(crate::clock::now()) || self.is_unheard() {
+        while !self.needed_by().is_empty() {
             tokio::time::sleep(TICK).await;
         }
     }
 
-    /// Whether one that is there does not know yet that this process leaves: it would wait for it. A way that was cut
-    /// until now has letters in it that are late.
-    fn is_unheard(&self) -> bool {
-        let (state, now) = (self.lock(), crate::clock::now());
-        let mut posts = self.posts.iter().enumerate().filter_map(|(seat, post)| Some((seat, post.as_ref()?)));
-        posts.any(|(seat, post)| state.replica.is_there(seat, now) && !post.knows_of_leave())
-    }
-
-    /// The endpoints of those for which [`Group::leave`] still waits.
+    /// The endpoints of those for which [`Group::leave`] still waits: they need this process, or are there and do not
+    /// know yet that it leaves, so they would wait for it. A way that was cut until now has letters in it that are late.
     pub fn needed_by(&self) -> Vec<&str> {
-        let seats = self.lock().replica.needed_by(crate::clock::now());
-        seats.into_iter().map(|seat| self.endpoints[seat].as_str()).collect()
+        let (state, now) = (self.lock(), crate::clock::now());
+        let needed = state.replica.needed_by(now);
+        let posts = self.posts.iter().enumerate().filter_map(|(seat, post)| Some((seat, post.as_ref()?)));
+        let waits = |(seat, post): &(usize, &Post)| {
+            needed.contains(seat) || state.replica.is_there(*seat, now) && !post.knows_of_leave()
+        };
+        posts.filter(waits).map(|(seat, _)| self.endpoints[seat].as_str()).collect()
     }
 
     /// Waits a moment until this process serves; else a client has to look elsewhere.

@@ -37,12 +37,7 @@ impl Replica {
         std::mem::take(&mut self.out)
     }
 
-    /// Whether it leaves, and none that is there needs it.
-    pub fn may_leave(&self, now: Time) -> bool {
-        self.leaves.is_some() && self.needed_by(now).is_empty()
-    }
-
-    /// The seats for which one stays that leaves.
+    /// The seats for which it stays, if it leaves.
     pub fn needed_by(&self, now: Time) -> Vec<usize> {
         let needs = |leave, seat: &usize| is_needed_by(self.heard[*seat], leave, now);
         self.leaves.map_or_else(Vec::new, |leave| self.others().filter(|seat| needs(leave, seat)).collect())

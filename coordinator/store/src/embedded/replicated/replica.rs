@@ -20,7 +20,7 @@ pub(super) const BEAT: Duration = Duration::from_millis(100);
 /// majority for this long leads no more.
 pub(super) const ELECTION: Duration = Duration::from_secs(1);
 
-/// Who was heard this recently is there. Each greets as often: those that follow hear of each other only so.
+/// Who was heard this recently is there. Each greets twice as often: those that follow hear of each other only so.
 pub(super) const RECENT: Duration = Duration::from_secs(1);
 
 /// No index or term is higher, so that one more is always possible.
@@ -272,7 +272,7 @@ impl Replica {
     pub fn tick(&mut self, now: Time) -> Vec<Output> {
         self.reconsider(now);
         let is_new = !matches!(self.role, Role::Leader { .. }) && !self.votes();
-        if now.since(self.greeted) >= if is_new || self.leaves.is_some() { BEAT } else { RECENT } {
+        if now.since(self.greeted) >= if is_new || self.leaves.is_some() { BEAT } else { RECENT / 2 } {
             self.greet(now);
         }
         match &self.role {

@@ -221,7 +221,8 @@ impl World {
                     && let Some(Process { replica, ahead, .. }) = &mut self.seats[seat]
                 {
                     let now = Time::from_millis(self.now + *ahead);
-                    let (may_leave, outputs) = (replica.may_leave(now), replica.tick(now));
+                    let may_leave = replica.leaves.is_some() && replica.needed_by(now).is_empty();
+                    let outputs = replica.tick(now);
                     self.carry_out(seat, outputs);
                     if may_leave {
                         self.end(seat);
