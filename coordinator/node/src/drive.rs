@@ -147,7 +147,7 @@ impl Drive<'_> {
     fn own_word(&mut self) {
         let now = elastic_store::clock::now();
         if let Some(leader) = &self.leader
-            && let Some(word) = leader.word(now)
+            && let Some(word) = leader.word(now, &self.member.id())
         {
             let term = leader.term();
             self.member(MemberInput::Word { sent: now, term, word });

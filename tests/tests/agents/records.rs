@@ -118,6 +118,23 @@ async fn a_checkpoint_that_cannot_be_read_ends_a_job_that_would_resume_from_it()
 }
 
 #[tokio::test]
+async fn a_members_key_that_was_deleted_is_written_again_while_it_runs() {
+    let job = Job::on_etcd("2").await;
+    let mut agents = job.start_all(["a", "b"]);
+    let round = job.runs(1, 2).await;
+    let leader = job.leader().await;
+    for name in ["a", "b"] {
+        let node = format!("{}{name}:", job.keys().nodes());
+        let key = async || Some(job.store().range(&node).await.ok()?.0.first()?.key.clone());
+        let key_of = eventually("its key", LIMIT, key).await;
+        job.store().delete(vec![], &key_of).await.unwrap();
+        eventually(&format!("{name}'s key is there again; {leader} leads"), LIMIT, key).await;
+    }
+    assert_eq!(job.runs(1, 2).await.pids(), round.pids());
+    job.succeeds(&mut agents).await;
+}
+
+#[tokio::test]
 async fn a_lost_spec_is_written_again_for_the_next_node() {
     let job = Job::on_etcd("1:2").await;
     let first = job.start("a");

@@ -134,9 +134,9 @@ impl LeaderDrive {
         self.broken.clone()
     }
 
-    /// The leader's word now; none before it has read the job.
-    pub fn word(&self, now: Time) -> Option<Word> {
-        self.leader.word(now)
+    /// The leader's word to a node now; none before it has read the job.
+    pub fn word(&self, now: Time, node: &NodeId) -> Option<Word> {
+        self.leader.word(now, node)
     }
 
     /// When it wants a [`LeaderDrive::tick`].
@@ -299,12 +299,12 @@ impl LeaderDrive {
             return self.closed(stream);
         }
         let echo = echo_ms.map(Time::from_millis);
-        self.step(LeaderInput::Heard { node, probe, echo });
+        self.step(LeaderInput::Heard { node: node.clone(), probe, echo });
         if self.is_over() {
             return;
         }
         let now = elastic_store::clock::now();
-        if let Some(word) = self.word(now) {
+        if let Some(word) = self.word(now, &node) {
             let answer = Answer {
                 seq,
                 round: word.round,

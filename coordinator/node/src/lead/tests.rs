@@ -47,7 +47,7 @@ async fn elected_with(secret: Option<&JobSecret>) -> (LeaderDrive, Notes) {
 }
 
 async fn read(drive: &mut LeaderDrive, notes: &mut Notes) {
-    while drive.word(elastic_store::clock::now()).is_none() {
+    while drive.word(elastic_store::clock::now(), &NodeId::from_text("b:1")).is_none() {
         let note = tokio::time::timeout(Duration::from_secs(10), notes.recv()).await.expect("it reads the job");
         drive.note(note.unwrap());
     }

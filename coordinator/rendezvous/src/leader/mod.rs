@@ -238,9 +238,12 @@ impl Leader {
         true
     }
 
-    /// What it tells a member; nothing before it has loaded the job.
-    pub fn word(&self, now: Time) -> Option<Word> {
+    /// What it tells a node; nothing before it has loaded the job.
+    pub fn word(&self, now: Time, node: &NodeId) -> Option<Word> {
         let view = self.known.view()?;
+        // A member whose key was deleted gets no proof, so it looks at its key itself, and writes it again.
+        let lacks_key = view.roster.member(node).is_some() && view.roster.node(node).is_none();
+        let proof = if lacks_key { Time::ZERO } else { self.proof? };
         let round = &view.round.value;
         // The time a beat came in does not count: it may have been long under way, and its sender may follow a
         // successor by now.
@@ -253,8 +256,8 @@ impl Leader {
             round: round.number,
             revision: view.round.modified,
             running: round.state == RoundState::Running,
-            // mutant word_without_age: now.since(self.proof?) => Duration::ZERO
-            proof_age: now.since(self.proof?),
+            // mutant word_without_age: now.since(proof) => Duration::ZERO
+            proof_age: now.since(proof),
             all_heard,
         })
     }

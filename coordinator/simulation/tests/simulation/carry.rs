@@ -212,9 +212,9 @@ impl World {
         if !process.frozen {
             let own = process.id();
             let now = self.local(p);
-            self.lead(p, LeaderInput::Heard { node: own, probe: 0, echo: Some(now) });
+            self.lead(p, LeaderInput::Heard { node: own.clone(), probe: 0, echo: Some(now) });
             if let Some(leader) = &self.processes[p].leader
-                && let Some(word) = leader.word(now)
+                && let Some(word) = leader.word(now, &own)
                 && !self.processes[p].frozen
             {
                 self.member(p, MemberInput::Word { sent: now, term, word });

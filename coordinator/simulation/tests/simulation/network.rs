@@ -157,10 +157,10 @@ impl World {
                 if !self.processes[p].streams.iter().any(|(id, ..)| *id == stream) {
                     return self.refuse(from, stream);
                 }
-                self.lead(p, LeaderInput::Heard { node, probe, echo });
+                self.lead(p, LeaderInput::Heard { node: node.clone(), probe, echo });
                 let now = self.local(p);
                 let Some(leader) = &self.processes[p].leader else { return };
-                let (term, Some(mut word)) = (leader.term(), leader.word(now)) else { return };
+                let (term, Some(mut word)) = (leader.term(), leader.word(now, &node)) else { return };
                 if self.mutation == Some(Mutation::WordVouchesForAll) {
                     word.all_heard = Some(std::time::Duration::ZERO);
                 }

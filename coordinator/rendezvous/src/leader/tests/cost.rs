@@ -87,7 +87,7 @@ fn an_event_costs_the_same_whether_nodes_are_few_or_many() {
         assert_eq!(wants, []);
         note("a beat", cost);
         looks::take();
-        assert!(leader.word(now).is_some());
+        assert!(leader.word(now, &id(&name(index))).is_some());
         note("a word", looks::take());
     }
     // and stop for the next round after one of them failed
@@ -108,7 +108,7 @@ fn an_event_costs_the_same_whether_nodes_are_few_or_many() {
     assert_eq!((round.number, round.state), (2, RoundState::Running));
     // then none of it checked more than a few of them
     assert!(dearest.values().all(|cost| *cost <= FEW), "{dearest:?}");
-    assert_eq!(dearest["a word"], 0, "{dearest:?}");
+    assert_eq!(dearest["a word"], 2, "of the node that it is for: {dearest:?}");
     assert_eq!(dearest["a beat"], 1, "{dearest:?}");
 }
 

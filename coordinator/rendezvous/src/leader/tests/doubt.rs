@@ -131,7 +131,7 @@ fn a_round_without_the_rank_keys_that_it_should_have_is_damage_and_no_success() 
             assert_eq!(round(&scene, &later), None, "{what}, {ranks:?}");
             // and no node hears that all members were heard
             written(&mut leader, NOW, 6);
-            assert_eq!(leader.word(NOW).and_then(|word| word.all_heard), None, "{what}, {ranks:?}");
+            assert_eq!(leader.word(NOW, &id("a")).and_then(|word| word.all_heard), None, "{what}, {ranks:?}");
         }
     }
     // An operator can still close the job.
@@ -155,11 +155,28 @@ fn a_beat_that_claims_what_was_not_said_yet_proves_nothing() {
         // when somebody speaks in its name
         leader.step(later, LeaderInput::Heard { node: id("b"), probe: u64::MAX, echo: Some(echo) });
         // then it counts as heard when it was
-        let age = leader.word(later).expect("a word").all_heard;
+        let age = leader.word(later, &id("a")).expect("a word").all_heard;
         assert_eq!(age, Some(Duration::from_secs(20)), "{echo:?}");
         // and has answered no probe that was not sent
         assert_eq!(leader.view().expect("a view").roster.contact(&id("b")).expect("a contact").probe, 0);
     }
+}
+
+#[test]
+fn a_member_whose_key_was_deleted_gets_no_proof() {
+    // Given two members that are heard
+    let scene = Scene::new();
+    let (mut leader, _) = scene.leader();
+    written(&mut leader, NOW, 7);
+    opened(&mut leader);
+    heard(&mut leader, ["a", "b"], NOW);
+    let proven = |leader: &Leader, node| NOW.minus(leader.word(NOW, &id(node)).expect("a word").proof_age);
+    let since = proven(&leader, "b");
+    // when somebody deletes the key of one
+    let deleted = Event::Delete { key: scene.keys.node(&id("b")), revision: Revision(8) };
+    leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![deleted])));
+    // then it has to look itself
+    assert_eq!((proven(&leader, "a"), proven(&leader, "b")), (since, Time::ZERO));
 }
 
 #[test]
