@@ -71,10 +71,11 @@ impl<M: Model> Trainer<'_, M> {
         let (agent, kept) = (membership.agent.as_mut(), saving.kept());
         if state.is_none() && kept < header.step {
             let saved = saving.finish(&SnapshotHeader { step: kept, ..header }, None, agent, time, stop, on_commit);
-            let instead = saved.map_or_else(|cause| cause, |()| format!("step {kept} is"));
-            return Err(format!(
-                "parts of it are on other workers; the newest snapshot or checkpoint counts: {instead}"
-            ));
+            let instead = match saved {
+                Ok(()) => format!("step {kept} counts"),
+                Err(cause) => format!("nor is step {kept}: {cause}"),
+            };
+            return Err(format!("parts of it are on other workers; {instead}"));
         }
         saving.finish(&header, state, agent, time, stop, on_commit)
     }
