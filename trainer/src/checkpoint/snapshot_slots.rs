@@ -126,9 +126,9 @@ impl SnapshotSlots {
         Some(room.idle.swap_remove(oldest))
     }
 
-    /// Whether an idle slot has this step.
-    pub(crate) fn have(&self, step: u64) -> bool {
-        self.shared.lock().idle.iter().any(|slot| slot.step() == step)
+    /// The newest step that an idle slot has.
+    pub(crate) fn newest(&self) -> u64 {
+        self.shared.lock().idle.iter().map(Slot::step).max().unwrap_or_default()
     }
 
     /// Takes the idle slot that has this step, if one has.

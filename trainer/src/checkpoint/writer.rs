@@ -87,6 +87,11 @@ impl ReservedSlot {
         ReservedSlot { slot, mode: Some(WriteMode::Share(share)), overtaken: None }
     }
 
+    /// Whether it is to be written.
+    pub fn is_to_write(&self) -> bool {
+        self.mode.is_some()
+    }
+
     /// Whether a share is to be written.
     pub fn is_to_share(&self) -> bool {
         matches!(self.mode, Some(WriteMode::Share(_)))

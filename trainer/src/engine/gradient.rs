@@ -241,7 +241,7 @@ impl<M: Model> GradientTask<'_, M> {
         Piece { work: self.work, batch: self.batch, samples: samples.into() }
     }
 
-    /// For a sum. What a model forgets to write is not a number in the first step, so that the step fails.
+    /// For a sum. What a model forgets to write is not a number in a process's first step, which fails.
     fn room(&self, buffers: &mut ThreadBuffers<M>) -> Vec<f32> {
         let mut room = buffers.spare.pop().unwrap_or_default();
         room.resize(self.length(), f32::NAN);

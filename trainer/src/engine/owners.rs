@@ -50,11 +50,12 @@ impl Share {
 }
 
 impl Cut {
-    /// That of a gradient with so many parameters, if the settings ask for shards.
+    /// That of a gradient with so many parameters, if the settings ask for shards of what the optimizer keeps.
     pub(crate) fn of(settings: &Settings, parameters: usize) -> Option<Cut> {
         let all = parameters + 1;
         let bucket = if settings.bucket() == 0 { all } else { settings.bucket().next_multiple_of(GRAIN).min(all) };
-        (settings.optimizer_state == OptimizerState::Sharded).then_some(Cut { parameters, bucket })
+        let shards = settings.optimizer_state == OptimizerState::Sharded && !settings.optimizer().kept().is_empty();
+        shards.then_some(Cut { parameters, bucket })
     }
 
     /// The buckets, the end of the parameters first: their places among the parameters, and the ends of the ranks'
@@ -152,6 +153,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::settings::OptimizerName;
 
     fn shares(world_size: u32) -> Vec<Share> {
         (0..world_size).map(|rank| Share { world_size, rank }).collect()
@@ -209,6 +211,15 @@ mod tests {
                 }
                 prop_assert!(wanted.iter().cloned().flatten().all(|number| got[number] == 1), "rank {rank} lacks some");
             }
+        }
+    }
+
+    #[test]
+    fn an_optimizer_that_keeps_nothing_is_not_cut() {
+        for (momentum, is_cut) in [(0.0, false), (0.9, true)] {
+            let (optimizer, optimizer_state) = (OptimizerName::Sgd, OptimizerState::Sharded);
+            let settings = Settings { optimizer, optimizer_state, momentum, ..Settings::default() };
+            assert_eq!(Cut::of(&settings, 1000).is_some(), is_cut, "with momentum {momentum}");
         }
     }
 

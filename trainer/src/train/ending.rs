@@ -10,6 +10,7 @@ use tracing::warn;
 use super::history::History;
 use super::report::Lines;
 use super::{Outcome, TrainError, Trainer};
+use crate::checkpoint::snapshot::SnapshotHeader;
 use crate::model::Model;
 use crate::vectors::first_not_finite;
 
@@ -66,10 +67,16 @@ impl<M: Model> Trainer<'_, M> {
         let Some(saving) = keeper.saving() else { return Ok(()) };
         let header = held.header(run, &membership.config);
         let state = (!held.is_cut()).then_some(&held.state.flat[..]);
-        if state.is_none() && !saving.has(header.step) {
-            return Err("parts of it are on other workers; the newest snapshot or checkpoint counts".to_owned());
-        }
         let on_commit = |checkpoint: &Checkpoint| history.tell_commit(checkpoint);
-        saving.finish(&header, state, membership.agent.as_mut(), time, stop, on_commit)
+        let (agent, kept) = (membership.agent.as_mut(), saving.kept());
+        if state.is_none() && kept < header.step {
+            let saved = saving.finish(&SnapshotHeader { step: kept, ..header }, None, agent, time, stop, on_commit);
+            let instead = match saved {
+                Ok(()) => format!("step {kept} counts"),
+                Err(cause) => format!("nor is step {kept}: {cause}"),
+            };
+            return Err(format!("parts of it are on other workers; {instead}"));
+        }
+        saving.finish(&header, state, agent, time, stop, on_commit)
     }
 }

@@ -193,8 +193,8 @@ pub enum TrainError {
     },
     /// The loss is no number.
     #[error(
-        "the loss of step {step} is not finite; {}",
-        unless_first(*step, "lower --lr", "correct the model or its data")
+        "the loss of step {step} is not finite; {}correct the model or its data",
+        unless_first(*step, "lower --lr, or ")
     )]
     Diverged {
         /// The step.
@@ -202,12 +202,9 @@ pub enum TrainError {
     },
     /// A gradient holds something else than numbers.
     #[error(
-        "the gradient of step {step} is not finite in tensor {tensor}, and is not applied; {}",
-        unless_first(
-            *step,
-            "lower --lr, or bound the gradient with --clip",
-            "correct the model, which must write every number of it, or its data",
-        )
+        "the gradient of step {step} is not finite in tensor {tensor}, and is not applied; {}correct the model, which \
+        must write every number of it, or its data",
+        unless_first(*step, "lower --lr, bound the gradient with --clip, or ")
     )]
     Gradient {
         /// The step.
@@ -237,8 +234,8 @@ fn unless_f32(precision: Precision, words: &'static str) -> &'static str {
 }
 
 /// In the first step no parameter has moved.
-fn unless_first(step: u64, later: &'static str, first: &'static str) -> &'static str {
-    if step == 1 { first } else { later }
+fn unless_first(step: u64, later: &'static str) -> &'static str {
+    if step == 1 { "" } else { later }
 }
 
 impl From<CollectiveError> for TrainError {
@@ -309,7 +306,9 @@ impl TrainError {
     pub fn class(&self) -> FailureClass {
         match self {
             TrainError::Collective(error) | TrainError::GivenUp { cause: error, .. } => error.class(),
-            TrainError::Damaged { .. } | TrainError::LeftAlone { .. } => FailureClass::Peer,
+            TrainError::Damaged { .. } | TrainError::LeftAlone { .. } | TrainError::OwnersLost { .. } => {
+                FailureClass::Peer
+            }
             // A step's numbers depend on the settings alone.
             TrainError::Diverged { .. }
             | TrainError::NothingRead { .. }

@@ -47,7 +47,7 @@ impl<'a, M: Model> Held<'a, M> {
         Held { engine, state, holding: Holding::Nothing, sharding, skipped: None, last: None }
     }
 
-    /// Whether there is a whole state.
+    /// Whether there is a state: where it is cut, this rank's part.
     pub(super) fn holds(&self) -> bool {
         self.holding != Holding::Nothing
     }

@@ -3,10 +3,11 @@
 //!
 //! On CPUs a copy is made while the next step's gradient is computed. The state does not change until the optimizer
 //! runs, and the optimizer waits for the copy. From a GPU the numbers first go to memory of their own, and the
-//! optimizer waits only for that; they are copied from there beside as many steps as it takes.
+//! optimizer waits only for that; they are copied from there beside as many steps as it takes. Where the state is cut,
+//! all ranks stop until the optimizer's numbers have crossed the network.
 //!
-//! The first worker of each node keeps snapshots in its agent's memory. One is enough, since all workers hold the same
-//! state, and nodes fail as a whole. Rank 0 is such a worker, and writes every so many snapshots to disk.
+//! The first worker of each node keeps snapshots in its agent's memory. One is enough, since all workers hold or get
+//! the same state, and nodes fail as a whole. Rank 0 is such a worker, and writes every so many snapshots to disk.
 
 use std::io;
 use std::panic;
@@ -297,6 +298,7 @@ impl Keeper {
     ) -> Result<Option<Copying>, TrainError> {
         let into = reserved.as_mut().map(|reserved| reserved.slot.open());
         if let Err(error) = held.assemble(group, into) {
+            self.save_soon |= reserved.as_ref().is_some_and(ReservedSlot::is_to_write);
             self.slots.iter().zip(reserved).for_each(|(slots, reserved)| slots.put(reserved.slot));
             return Err(error);
         }

@@ -292,7 +292,9 @@ impl<'a, M: Model> Trainer<'a, M> {
                 return Ok(Some(Ended::Quiesced));
             }
             if self.held.state.step >= total {
-                self.keep_last(group)?;
+                if self.held.is_cut() {
+                    self.keep_last(group)?;
+                }
                 return Ok(Some(Ended::Finished));
             }
             self.hear()?;
@@ -325,8 +327,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             self.held.sharding.iter_mut().for_each(|sharding| sharding.assembles = true);
         }
         if drains || votes & COMPARE != 0 {
-            let all = vec![true; group.world_size() as usize];
-            self.share(group, self.held.state.step, &all)?;
+            self.share(group, &vec![self.held.state.step + 1; group.world_size() as usize])?;
         }
         Ok(())
     }
@@ -382,14 +383,14 @@ impl<'a, M: Model> Trainer<'a, M> {
         let step = held.state.step;
         let GroupConfig { round, world_size, .. } = membership.config;
         held.last = Some(LastStep { round, world_size, loss });
-        held.gather(group)?;
         held.sharding.iter_mut().for_each(|sharding| sharding.assembles = votes & (ASSEMBLE | BEGIN) != 0);
         let StepSamples { epoch, first, end, .. } = batch;
         self.history.tell(&Event::Step { round, step, epoch, first, end, loss, world_size, skipped });
         if let Some(agent) = self.membership.agent.as_mut() {
             agent.progress(step, epoch, f64::from(loss), self.run.schedule.total_steps())?;
         }
-        Ok(())
+        // The step counts, though a peer may be gone before its parameters are here.
+        self.held.gather(group)
     }
 
     /// Reads what the agent has said since the last step, and hears what was saved.

@@ -4,7 +4,8 @@
 //! A surviving worker keeps its state in memory. Ranks may differ by one step: a rank has its step as soon as its own
 //! sum is whole, and a peer may have died before another's was. So on every change the ranks compare the steps that
 //! they hold. All continue from the furthest, and those that have it send it to those that do not: laggards, restarted
-//! workers, and newcomers. Only where no rank holds a state, one is loaded from disk.
+//! workers, and newcomers. Only where no rank holds a state, one is loaded from disk. Where the optimizer's numbers are
+//! sharded, each rank holds a part, and `settling` does this.
 
 use std::time::{Duration, Instant};
 
@@ -86,7 +87,8 @@ impl<M: Model> Trainer<'_, M> {
         let begun = Instant::now();
         let committed = self.membership.committed().map_or(0, |checkpoint| checkpoint.step);
         self.prepare(committed)?;
-        self.held.sharding.iter_mut().for_each(|sharding| sharding.assembles = false);
+        // A copy may be due of the step that the round begins after.
+        self.held.sharding.iter_mut().for_each(|sharding| sharding.assembles = true);
         // No rank goes back behind what is committed. One more than the step: 0 is nothing.
         let held = self.held.state.step;
         let own = if self.held.holds() && held >= committed { held + 1 } else { 0 };
@@ -101,15 +103,13 @@ impl<M: Model> Trainer<'_, M> {
         compare_programs(group, &all.iter().map(|[.., program]| *program).collect::<Vec<_>>());
         self.keeper.find_writers(group, folder, all.first().map_or(0, |[_, _, offer, _]| *offer))?;
         let newest = all.iter().map(|[held, ..]| *held).max().unwrap_or_default();
-        let Some(step) = newest.checked_sub(1) else {
+        if newest == 0 {
             self.begin(group)?;
             // A faulty disk or build shows here first.
-            return self.share(group, self.held.state.step, &vec![true; all.len()]).map(drop);
-        };
-        let holds: Vec<bool> = all.iter().map(|[held, ..]| *held == newest).collect();
+            return self.share(group, &vec![self.held.state.step + 1; all.len()]).map(drop);
+        }
         let only_rescued = all.iter().all(|[held, rescued, ..]| *held != newest || *rescued > 0);
-        let counts: Vec<bool> = all.iter().map(|[held, ..]| *held > 0).collect();
-        let (step, lacking) = self.share(group, step, if self.held.sharding.is_some() { &counts } else { &holds })?;
+        let (step, lacking) = self.share(group, &all.iter().map(|[held, ..]| *held).collect::<Vec<_>>())?;
         // The rank that writes the trace may not have done the step itself.
         if self.history.lacks(step) {
             self.record_step();
@@ -140,12 +140,17 @@ impl<M: Model> Trainer<'_, M> {
         history.open(held.holds())
     }
 
-    /// Has all ranks hold the same state of `step`, from those that hold it: the step, and how many lacked it. Where the
-    /// optimizer's numbers are sharded, from what each rank holds, and the step may be another.
-    pub(super) fn share(&mut self, group: &mut Group, step: u64, holds: &[bool]) -> Result<(u64, usize), TrainError> {
+    /// Has all ranks hold the same state, the furthest: its step, and how many lacked it. `held` has for each rank one
+    /// more than the step that it holds, or 0 if that does not count. Where the optimizer's numbers are sharded, ranks
+    /// that lost a part come to another step.
+    pub(super) fn share(&mut self, group: &mut Group, held: &[u64]) -> Result<(u64, usize), TrainError> {
+        let newest = held.iter().copied().max().unwrap_or_default();
         let shared = match self.held.sharding {
-            Some(_) => self.held.settle(&self.run, group, holds[group.rank() as usize]),
-            None => self.held.share(group, step, holds).map(|lacking| (step, lacking)),
+            Some(_) => self.held.settle(&self.run, group, held[group.rank() as usize] > 0),
+            None => {
+                let (step, holds) = (newest.saturating_sub(1), held.iter().map(|held| *held == newest));
+                self.held.share(group, step, &holds.collect::<Vec<_>>()).map(|lacking| (step, lacking))
+            }
         };
         if matches!(shared, Err(TrainError::Split { .. })) {
             // No rank knows what is right, so nothing of it is kept. Nor is the agent's memory, since the next start

@@ -44,6 +44,15 @@ impl Sharding {
     }
 }
 
+/// These shares and a new one: no more than a rank can tell of, the oldest go first.
+pub(super) fn with(mut shares: Vec<Share>, new: Share) -> Vec<Share> {
+    if !shares.contains(&new) {
+        shares.push(new);
+    }
+    shares.drain(..shares.len().saturating_sub(SHARES));
+    shares
+}
+
 /// What a rank holds, as it tells the others.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Told {
@@ -120,13 +129,13 @@ pub(super) fn checksums(state: &State, cut: Cut, share: Share) -> [u64; 3] {
     [state.checksum().into(), first.into(), second.into()]
 }
 
-/// The ranks whose numbers count among those that hold a step.
-pub(super) fn right(told: &[Told], sums: &[[u64; 3]], step: u64) -> Result<Vec<bool>, TrainError> {
+/// The ranks whose numbers count among those that hold a step. Rank 0 and the wrong ones warn of these.
+pub(super) fn right(told: &[Told], sums: &[[u64; 3]], step: u64, rank: usize) -> Result<Vec<bool>, TrainError> {
     let mut right: Vec<bool> = told.iter().map(|told| told.step == Some(step)).collect();
     let of_parameters = |(right, told, sums): (&bool, &Told, &[u64; 3])| (*right && told.fresh).then_some(sums[0]);
     let all = || right.iter().zip(told).zip(sums).map(|((right, told), sums)| (right, told, sums));
     let parameters: Vec<Option<u64>> = all().map(of_parameters).collect();
-    drop_wrong(&mut right, &parameters, step)?;
+    drop_wrong(&mut right, &parameters, step, rank)?;
     // Of each chunk, those that have it as its owner or second owner; the whole is a chunk too.
     let chunk_of = |share: Share, second: bool| match second {
         false => Some((share.world_size, share.rank)),
@@ -143,18 +152,20 @@ pub(super) fn right(told: &[Told], sums: &[[u64; 3]], step: u64) -> Result<Vec<b
             Some(sums[rank][1 + place])
         };
         let sums: Vec<Option<u64>> = (0..told.len()).map(sum).collect();
-        drop_wrong(&mut right, &sums, step)?;
+        drop_wrong(&mut right, &sums, step, rank)?;
     }
     Ok(right)
 }
 
-fn drop_wrong(right: &mut [bool], sums: &[Option<u64>], step: u64) -> Result<(), TrainError> {
+fn drop_wrong(right: &mut [bool], sums: &[Option<u64>], step: u64, rank: usize) -> Result<(), TrainError> {
     match replicas::judge(sums) {
         Verdict::Same => Ok(()),
         Verdict::Split => Err(TrainError::Split { step, sums: replicas::named(sums) }),
         Verdict::Most(most) => {
             let wrong = replicas::wrong(sums, &most);
-            warn!("{}", replicas::warning(step, &wrong, sums));
+            if rank == 0 || wrong.contains(&rank) {
+                warn!("{}", replicas::warning(step, &wrong, sums));
+            }
             wrong.into_iter().for_each(|rank| right[rank] = false);
             Ok(())
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elastic_proto::worker::ToWorker;
+use elastic_proto::worker::{FailureClass, ToWorker};
 use elastic_trainer::engine::state::State;
 use elastic_trainer::random::mix;
 use elastic_trainer::{Environment, Outcome};
@@ -225,7 +225,8 @@ fn where_both_owners_of_a_part_die_all_start_again_from_a_snapshot() {
     }
     group.iter().zip(&places(2, 2)).for_each(|((agent, _), place)| agent.assign(place));
     for (agent, worker) in group {
-        let (_, message) = agent.failure();
+        let (class, message) = agent.failure();
+        assert_eq!(class, FailureClass::Peer, "its own node is well");
         assert!(message.contains("both owners of a part of the optimizer's numbers are gone"), "{message}");
         assert!(!worker.end().0.success());
     }

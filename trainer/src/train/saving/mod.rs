@@ -132,9 +132,9 @@ impl Saving {
         reserved.map(|reserved| self.take_in(reserved)).is_some()
     }
 
-    /// Whether the state of this step is committed, on its way, or in a slot.
-    pub(crate) fn has(&self, step: u64) -> bool {
-        self.newest() >= step || self.writer.slots().have(step)
+    /// The newest step that is committed, on its way, or in a slot.
+    pub(crate) fn kept(&self) -> u64 {
+        self.newest().max(self.writer.slots().newest())
     }
 
     /// A slot for the last state, whatever waits to be written or committed.

@@ -23,7 +23,8 @@ const TURN: Duration = Duration::from_millis(1);
 impl<M: Model> Held<'_, M> {
     /// Whether the optimizer's numbers of some parameters are elsewhere.
     pub(super) fn is_cut(&self) -> bool {
-        self.sharding.as_ref().is_some_and(|sharding| sharding.shares != [Share::WHOLE])
+        // In a world of two, each owns everything.
+        self.sharding.as_ref().is_some_and(|sharding| !sharding.shares.iter().any(|share| share.world_size <= 2))
     }
 
     /// Has all ranks hold the same state, each its part: the step, and how many lacked something. What this rank holds
@@ -46,7 +47,7 @@ impl<M: Model> Held<'_, M> {
         if let Some(lost) = told.iter().filter_map(|told| told.step).max().filter(|furthest| *furthest > step)
             && rank == 0
         {
-            warn!("{}; training continues from a snapshot, after step {step}", shards::gone(lost));
+            warn!("{}; training continues after step {step}", shards::gone(lost));
         }
         if told[rank].step != Some(step) && told[rank].reaches(step) {
             info!(step, "does a step that a peer has done");
@@ -56,7 +57,7 @@ impl<M: Model> Held<'_, M> {
         let own = self.sharding.iter().filter_map(|sharding| sharding.shares.first()).next();
         let own = own.filter(|_| told[rank].step.is_some());
         let sums = group.gather(own.map_or([0; 3], |share| shards::checksums(&self.state, cut, *share)))?;
-        let right = shards::right(&told, &sums, step)?;
+        let right = shards::right(&told, &sums, step, rank)?;
         let plan = Plan::to_reshard(&told, &right, cut).map_err(|_| shards::split(step, &sums))?;
         let world_size = group.world_size();
         let in_place = |(told, rank): (&Told, u32)| told.shares == [Share { world_size, rank }];
@@ -88,12 +89,17 @@ impl<M: Model> Held<'_, M> {
         plan: &Plan,
         (step, told, right): (u64, &[Told], &[bool]),
     ) -> Result<(), TrainError> {
+        let Some(Sharding { cut, .. }) = self.sharding else { return Ok(()) };
         let rank = group.rank() as usize;
         let own = Share { world_size: group.world_size(), rank: group.rank() };
-        // Where nothing moves, all have theirs.
-        if !plan.is_empty() {
+        let all = vec![true; told.len()];
+        if plan.is_empty() {
+            // All have theirs, which may never have been compared.
+            let sums = group.gather(shards::checksums(&self.state, cut, own))?;
+            self.compare(&sums, &all, step)?;
+        } else {
             let before = if right[rank] { told[rank].shares.clone() } else { Vec::new() };
-            self.take_in(group, plan, step, [before, vec![own]].concat())?;
+            self.take_in(group, plan, step, (before, own), &all)?;
         }
         // Of two ranks that hold the step, one may have loaded it. Only one that did it knows how it was done.
         let last = told.iter().zip(right).filter(|(_, right)| **right).find_map(|(told, _)| told.last);
@@ -108,21 +114,44 @@ impl<M: Model> Held<'_, M> {
         Ok(())
     }
 
-    /// Carries a plan out, after which these shares are here. Returns when all ranks have theirs.
-    fn take_in(&mut self, group: &mut Group, plan: &Plan, step: u64, mut shares: Vec<Share>) -> Result<(), TrainError> {
-        let Some(sharding) = &mut self.sharding else { return Ok(()) };
-        let cut = sharding.cut;
-        shares.dedup();
+    /// Carries a plan out, after which new shares are here too. Compares those of the ranks that `stay`. Returns when all
+    /// ranks have theirs.
+    fn take_in(
+        &mut self,
+        group: &mut Group,
+        plan: &Plan,
+        step: u64,
+        (shares, new): (Vec<Share>, Share),
+        stay: &[bool],
+    ) -> Result<(), TrainError> {
+        let Some(Sharding { cut, .. }) = self.sharding else { return Ok(()) };
+        let shares = shards::with(shares, new);
         let mut state = self.state.owning(cut.owned(&shares));
         let places = state.places().clone();
         plan.carry_out(group, &self.state, (&mut state.flat, &places))?;
         state.step = step;
+        let sums = group.gather(shards::checksums(&state, cut, new));
+        if let Ok(sums) = &sums {
+            self.compare(sums, stay, step)?;
+        }
+        // Where this rank does not know, its peers may: these keep nothing else.
         self.engine.take(&state)?;
         (self.state, self.holding) = (state, Holding::Reached);
-        (sharding.shares, sharding.fresh) = (shares, true);
-        let own = Share { world_size: group.world_size(), rank: group.rank() };
-        let sums = group.gather(shards::checksums(&self.state, cut, own))?;
-        if shards::agree(&sums) { Ok(()) } else { Err(TrainError::Damaged { step }) }
+        self.sharding.iter_mut().for_each(|sharding| (sharding.shares, sharding.fresh) = (shares.clone(), true));
+        Ok(sums.map(drop)?)
+    }
+
+    /// Compares the ranks' checksums of new shares. Where they differ, each keeps what was compared before.
+    fn compare(&mut self, sums: &[[u64; 3]], stay: &[bool], step: u64) -> Result<(), TrainError> {
+        let theirs: Vec<[u64; 3]> = sums.iter().zip(stay).filter(|(_, stays)| **stays).map(|(sums, _)| *sums).collect();
+        if shards::agree(&theirs) {
+            return Ok(());
+        }
+        if let Some(sharding) = self.sharding.as_mut().filter(|sharding| sharding.shares.len() > 1) {
+            sharding.shares.truncate(1);
+            self.state = self.state.owning(sharding.cut.owned(&sharding.shares));
+        }
+        Err(TrainError::Damaged { step })
     }
 
     /// Has those ranks that stay own everything, before the others leave for good.
@@ -131,8 +160,8 @@ impl<M: Model> Held<'_, M> {
         let world_size = stay.iter().filter(|stays| **stays).count() as u32;
         let Some(plan) = Plan::to_hand_over(stay, cut).filter(|plan| !plan.is_empty()) else { return Ok(()) };
         let own = Share { world_size: group.world_size(), rank: group.rank() };
-        let later = shards::places_of(stay)[own.rank as usize].map(|rank| Share { world_size, rank });
-        self.take_in(group, &plan, self.state.step, [own].into_iter().chain(later).collect())
+        let later = shards::places_of(stay)[own.rank as usize].map_or(own, |rank| Share { world_size, rank });
+        self.take_in(group, &plan, self.state.step, (vec![own], later), stay)
     }
 
     /// Puts whole states together on the ranks that have room for one, from what all ranks own.
@@ -150,16 +179,15 @@ impl<M: Model> Held<'_, M> {
 }
 
 impl<M: Model> Trainer<'_, M> {
-    /// Where the state is cut, puts the present one together for rank 0's last save, while there are peers.
+    /// Puts the present state, which is cut, together for rank 0's last save, while there are peers.
     pub(super) fn keep_last(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        if !self.held.is_cut() {
-            return Ok(());
-        }
         let Trainer { run, held, keeper, membership, .. } = self;
         let reserved = keeper.saving().and_then(|saving| saving.reserve_last(held.state.step));
         let mut copying = keeper.assemble(run, &membership.config, held, group, reserved)?;
-        keeper::during(copying.as_mut(), &[], || ());
-        keeper.end_copy(copying)
+        // A rank that ends before rank 0 has its part would take it away.
+        let all_there = keeper::during(copying.as_mut(), &[], || group.barrier());
+        keeper.end_copy(copying)?;
+        Ok(all_there?)
     }
 
     /// Where ranks leave for good after this step, leaves the state to the others, and to rank 0's last save.
@@ -172,8 +200,8 @@ impl<M: Model> Trainer<'_, M> {
         if stay.iter().all(|stays| *stays) {
             return Ok(());
         }
-        self.keep_last(group)?;
-        self.held.hand_over(group, &stay)
+        self.held.hand_over(group, &stay)?;
+        self.keep_last(group)
     }
 
     /// Whether this rank leaves for good, where the ranks have voted to end the round. An agent says that its node

@@ -1,5 +1,7 @@
 //! What survivors of a death in any phase of a step come to.
 
+mod trainers;
+
 use std::net::TcpListener;
 use std::sync::Barrier;
 use std::thread;
@@ -227,8 +229,9 @@ proptest! {
             let Some(place) = place.filter(|place| (*place as u32) < after) else { return };
             let mut group = form(place as u32, after, second);
             let settled = held.settle(&run, &mut group, true);
-            if (after as usize) < survivors.len() && matches!(settled, Err(TrainError::OwnersLost { .. })) {
-                // Those that would have it all have no place.
+            let is_lost = matches!(settled, Err(TrainError::OwnersLost { .. } | TrainError::Collective(_)));
+            if (after as usize) < survivors.len() && is_lost {
+                // Those that would have it all have no place. One that finds this out first is missed by the others.
                 return;
             }
             let (at, _) = settled.unwrap();
@@ -244,13 +247,17 @@ proptest! {
             group.barrier().unwrap();
             group.leave();
         };
-        thread::scope(|scope| {
-            let newcomers = after.saturating_sub(before - 1);
-            let rank = &rank;
-            let threads: Vec<_> = (0..before + newcomers).map(|number| scope.spawn(move || rank(number))).collect();
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
-        });
+        on_each_rank(before + after.saturating_sub(before - 1), rank);
     }
+}
+
+/// A thread for each rank.
+fn on_each_rank(world_size: u32, rank: impl Fn(u32) + Sync) {
+    thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = (0..world_size).map(|number| scope.spawn(move || rank(number))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
 }
 
 /// Goes as far as to have moved what moves, and takes none of it in.
@@ -259,7 +266,7 @@ fn half_settle(held: &Held<'_, Wide>, mut group: Group, both: &Barrier) {
     let own = Told { step: Some(held.state.step), summed: None, shares: shares.clone(), fresh, last: None };
     let told: Vec<Told> = group.gather(own.words()).unwrap().iter().map(Told::heard).collect();
     let sums = group.gather(shards::checksums(&held.state, cut, shares[0])).unwrap();
-    let right = shards::right(&told, &sums, held.state.step).unwrap();
+    let right = shards::right(&told, &sums, held.state.step, group.rank() as usize).unwrap();
     let plan = Plan::to_reshard(&told, &right, cut).unwrap();
     let places = Places::whole(PARAMETERS);
     let mut flat = vec![0.0; 3 * PARAMETERS];
@@ -300,11 +307,7 @@ fn what_a_rank_owned_stays_until_all_have_theirs() {
             group.leave();
         }
     };
-    thread::scope(|scope| {
-        let rank = &rank;
-        let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || rank(number))).collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-    });
+    on_each_rank(4, rank);
 }
 
 #[test]
@@ -327,11 +330,7 @@ fn a_rank_with_other_numbers_takes_those_of_the_others() {
         assert!(matches!(error, TrainError::Split { step: 2, .. }), "{error}");
         group.leave();
     };
-    thread::scope(|scope| {
-        let rank = &rank;
-        let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || rank(number))).collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-    });
+    on_each_rank(4, rank);
 }
 
 #[test]
@@ -361,9 +360,94 @@ fn ranks_continue_from_a_snapshot_if_both_owners_of_a_part_are_gone() {
         group.barrier().unwrap();
         group.leave();
     };
-    thread::scope(|scope| {
-        let rank = &rank;
-        let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || rank(number))).collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    on_each_rank(4, rank);
+}
+
+/// Settles by hand, and sends other numbers than those that were compared.
+fn settle_with_damage(held: &mut Held<'_, Wide>, group: &mut Group) {
+    let Some(Sharding { cut, shares, fresh, .. }) = held.sharding.clone() else { unreachable!() };
+    let own = Told { step: Some(held.state.step), summed: None, shares: shares.clone(), fresh, last: None };
+    let told: Vec<Told> = group.gather(own.words()).unwrap().iter().map(Told::heard).collect();
+    let sums = group.gather(shards::checksums(&held.state, cut, shares[0])).unwrap();
+    let right = shards::right(&told, &sums, held.state.step, group.rank() as usize).unwrap();
+    let plan = Plan::to_reshard(&told, &right, cut).unwrap();
+    let compared = held.state.flat.clone();
+    held.state.flat[compared.len() - 1] += 1.0;
+    plan.carry_out(group, &held.state, (&mut [], &Places::whole(PARAMETERS))).unwrap();
+    held.state.flat = compared;
+    group.gather(shards::checksums(&held.state, cut, shares[0])).unwrap();
+}
+
+#[test]
+fn numbers_that_arrive_damaged_are_asked_for_again() {
+    let model = Wide(Tensor::sequence([("a", vec![PARAMETERS])]));
+    let (states, settings, ports) = (undisturbed(&model, 2), settings(OptimizerState::Sharded), [port(), port()]);
+    on_each_rank(4, |rank| {
+        let feed = Feed::new(&Numbers, &settings);
+        let run = run_of(&settings, &model, &feed);
+        let (mut held, mut group) = (begin(&run), form(rank, 4, ports[0]));
+        held.settle(&run, &mut group, true).unwrap();
+        (0..2).for_each(|_| step(&mut held, &run, &mut group));
+        group.barrier().unwrap();
+        group.leave();
+        if rank == 3 {
+            held = begin(&run);
+            held.holding = Holding::Nothing;
+        }
+        let mut group = form(rank, 4, ports[1]);
+        // The only one that has what the newcomer lacks
+        if rank == 1 {
+            settle_with_damage(&mut held, &mut group);
+        } else {
+            let error = held.settle(&run, &mut group, true).unwrap_err();
+            assert!(matches!(error, TrainError::Damaged { step: 2 }), "{error}");
+        }
+        assert_eq!(held.settle(&run, &mut group, true).unwrap(), (2, 1));
+        let mut whole = vec![f32::NAN; 3 * PARAMETERS];
+        held.assemble(&mut group, Some(&mut whole)).unwrap();
+        assert!(whole == states[2].flat);
+        group.barrier().unwrap();
+        group.leave();
     });
+}
+
+#[test]
+fn what_was_handed_over_is_compared_before_the_rest_is_dropped() {
+    let model = Wide(Tensor::sequence([("a", vec![PARAMETERS])]));
+    let (states, settings, ports) = (undisturbed(&model, 2), settings(OptimizerState::Sharded), [port(), port()]);
+    on_each_rank(4, |rank| {
+        let feed = Feed::new(&Numbers, &settings);
+        let run = run_of(&settings, &model, &feed);
+        let (mut held, mut group) = (begin(&run), form(rank, 4, ports[0]));
+        held.settle(&run, &mut group, true).unwrap();
+        (0..2).for_each(|_| step(&mut held, &run, &mut group));
+        let stay = [true, true, false, false];
+        held.hand_over(&mut group, &stay).unwrap();
+        group.leave();
+        if !stay[rank as usize] {
+            return;
+        }
+        assert!(!held.is_cut() && held.state.flat == states[2].flat);
+        let Some(Sharding { cut, .. }) = held.sharding else { unreachable!() };
+        let theirs = cut.chunks(Share { world_size: 4, rank: 1 }).remove(0);
+        let place = held.state.places().of(0, &theirs).start;
+        held.state.flat[place] += if rank == 0 { 1.0 } else { 0.0 };
+        let mut group = form(rank, 2, ports[1]);
+        let error = held.settle(&run, &mut group, true).unwrap_err();
+        assert!(matches!(error, TrainError::Damaged { step: 2 }), "{error}");
+        // Between them they still have all that they owned before.
+        assert_eq!(held.settle(&run, &mut group, true).unwrap(), (2, 2));
+        assert!(held.state.flat == states[2].flat);
+        group.barrier().unwrap();
+        group.leave();
+    });
+}
+
+#[test]
+fn a_rank_tells_of_its_newest_shares_once_each() {
+    let share = |world_size| Share { world_size, rank: 1 };
+    let shares = (3..9).map(share).chain([share(7)]).fold(Vec::new(), shards::with);
+    assert_eq!(shares, [5, 6, 7, 8].map(share));
+    let told = Told { step: Some(1), summed: None, shares, fresh: true, last: None };
+    assert_eq!(Told::heard(&told.words()), told);
 }
