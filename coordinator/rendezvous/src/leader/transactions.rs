@@ -18,6 +18,9 @@ use crate::time::Time;
 /// history.
 const BATCH: usize = 100;
 
+/// Most guards of a transaction; etcd allows 128.
+const MOST_GUARDS: usize = 128;
+
 /// Most names in one line of history: etcd takes no record above 1.5 MiB.
 const TOLD: usize = 100;
 
@@ -124,6 +127,14 @@ impl Leader {
         (Doing::Seal { record, seats, rest: txns }, first)
     }
 
+    /// Holds while the rank keys of a batch are there that was written at `revision`, before `left` others. A store may
+    /// be restored between two batches.
+    fn batch_written(&self, record: &RoundRecord, seats: &[Seat], left: usize, revision: Revision) -> Guard {
+        let first = &seats[(seats.len().div_ceil(BATCH) - 1 - left) * BATCH];
+        let plan = record.sealed.map_or(Revision::NONE, |sealed| sealed.plan);
+        Guard::modified(self.keys.rank(record.number, plan, &first.node), revision)
+    }
+
     pub(super) fn finish_txn(
         &self,
         now: Time,
@@ -217,7 +228,14 @@ impl Leader {
                 self.wrote_round(record, result.revision);
             }
             Doing::Seal { record, seats, mut rest } => match rest.pop_front() {
-                Some(txn) => self.start(Doing::Seal { record, seats, rest }, txn, out),
+                Some(mut txn) => {
+                    let written = self.batch_written(&record, &seats, rest.len() + 1, result.revision);
+                    let last = rest.back_mut().unwrap_or(&mut txn);
+                    if last.when.len() < MOST_GUARDS {
+                        last.when.push(written);
+                    }
+                    self.start(Doing::Seal { record, seats, rest }, txn, out);
+                }
                 None => {
                     view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));
                     (view.since, view.begun) = (now, Some(now));
