@@ -19,25 +19,33 @@ use tokio::time::{Instant, sleep};
 use super::fault::{Fault, Repeat};
 use crate::Result;
 
+/// How long a member may say nothing at all on a new connection to it before the connection counts as broken, if it is
+/// the only one. Less than a lease lasts: behind a balancer, the next connection may lead to a member that answers.
+const FIRST_WORD: Duration = Duration::from_secs(8);
+
 /// A connection to one member, shared by calls and streams until one of them finds it broken.
 pub struct Link<C> {
     /// The client.
     pub client: C,
     /// The endpoint that it speaks to.
     pub uri: String,
-    /// When its member last said anything.
-    heard: Mutex<Instant>,
+    /// When its member last said anything, if it has.
+    heard: Mutex<Option<Instant>>,
+    connected: Instant,
     retired: watch::Sender<bool>,
 }
 
 impl<C> Link<C> {
     /// Its member said something just now.
     pub fn hear(&self) {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
+    /// Whether a member has said nothing since. One that has said nothing yet may still be busy with all those that came
+    /// at once with this client, for a time.
     fn is_silent_since(&self, sent: Instant) -> bool {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) < sent
+        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.map_or_else(|| self.connected.elapsed() > FIRST_WORD, |heard| heard < sent)
     }
 
     /// Returns when somebody found the connection broken. Streams end with it: on a frozen member they would not
@@ -149,8 +157,8 @@ impl<C> Rotation<C> {
 
     /// Takes a connection to that member into use, unless another was faster.
     pub fn connected(&self, uri: &str, client: C) -> Arc<Link<C>> {
-        let (uri, heard, retired) = (uri.to_owned(), Mutex::new(Instant::now()), watch::Sender::new(false));
-        let new = || Arc::new(Link { client, uri, heard, retired });
+        let (uri, connected, retired) = (uri.to_owned(), Instant::now(), watch::Sender::new(false));
+        let new = || Arc::new(Link { client, uri, heard: Mutex::default(), connected, retired });
         Arc::clone(self.state().link.get_or_insert_with(new))
     }
 
@@ -173,13 +181,14 @@ impl<C> Rotation<C> {
 
     /// Judges the connection by the fault of a request `sent` over it: one that is of no use is taken out of use. The
     /// only member that there is, late with one answer while it says other things, is slow: another connection to it
-    /// would make it slower.
+    /// would make it slower. Whichever it is, the next call gets more time.
     pub fn judge(&self, link: &Arc<Link<C>>, sent: Instant, fault: Fault) -> Fault {
         let fault = match fault {
-            Fault::Late(cause) if !link.is_silent_since(sent) => {
+            Fault::Late(cause) => {
                 let mut state = self.state();
                 state.patience = state.patience.exhausted();
-                if self.uris.len() == 1 { Fault::Later { cause, unsure: true } } else { Fault::Late(cause) }
+                let slow = self.uris.len() == 1 && !link.is_silent_since(sent);
+                if slow { Fault::Later { cause, unsure: true } } else { Fault::Late(cause) }
             }
             fault => fault,
         };
@@ -306,20 +315,27 @@ mod tests {
     async fn the_only_member_keeps_its_connection_while_it_says_anything_and_gets_more_time() {
         const LIMIT: Duration = Duration::from_secs(3);
         let late = || Fault::Late("late".into());
-        // What a member does with a call; how many members there are, whether it says other things meanwhile; then
-        // whether its connection stays, and how many times LIMIT the next call may take.
-        type Row = (&'static str, fn() -> Fault, usize, bool, bool, u32);
-        let table: [Row; 5] = [
-            ("late, but it says other things", late, 1, true, true, 2),
-            ("late and silent", late, 1, false, false, 1),
-            ("late, and there are others", late, 3, true, false, 2),
-            ("the connection broke", || Fault::Unsure("x".into()), 1, true, false, 1),
-            ("refused", || Fault::Refused(StoreError::LeaseGone), 1, false, true, 1),
+        // What a member does with a call; how many members there are; whether it said something before, and for how long
+        // it has been connected; whether it says other things meanwhile; then whether its connection stays, and how many
+        // times LIMIT the next call may take.
+        type Row = (&'static str, fn() -> Fault, usize, bool, u64, bool, bool, u32);
+        let table: [Row; 8] = [
+            ("late, but it says other things", late, 1, true, 1, true, true, 2),
+            ("late and silent", late, 1, true, 1, false, false, 2),
+            ("late with its first answer", late, 1, false, 1, false, true, 2),
+            ("late with its first answer for long", late, 1, false, 8, false, false, 2),
+            ("late with its first, and there are others", late, 3, false, 8, false, false, 2),
+            ("late, and there are others", late, 3, true, 1, true, false, 2),
+            ("the connection broke", || Fault::Unsure("x".into()), 1, true, 1, true, false, 1),
+            ("refused", || Fault::Refused(StoreError::LeaseGone), 1, true, 1, false, true, 1),
         ];
-        for (what, fault, members, speaks, stays, times) in table {
+        for (what, fault, members, spoke, age, speaks, stays, times) in table {
             let rotation = Rotation::new(uris(members), 1);
             let link = rotation.connected(rotation.uri(), ());
-            sleep(Duration::from_secs(1)).await;
+            if spoke {
+                link.hear();
+            }
+            sleep(Duration::from_secs(age)).await;
             let sent = Instant::now();
             sleep(Duration::from_secs(1)).await;
             if speaks {
