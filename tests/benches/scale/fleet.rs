@@ -12,9 +12,7 @@ use elastic_tests::rack::{Frozen, Rack};
 use super::crew::{Crew, Seen};
 
 /// Racks of a job, besides those of the node that leads first and of those that are to die alone.
-const RACKS: u32 = 25;
-/// Most nodes of a rack.
-const RACK: u32 = 300;
+pub(crate) const RACKS: u32 = 25;
 
 /// Which connections to etcd the nodes of a job have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,10 +73,10 @@ impl Fleet {
     }
 
     /// Has all others come at once; `alone` of them are to die alone. Returns when their first calls are under way.
-    /// A process holds no more than `most` of them.
-    pub(crate) async fn fill(&mut self, size: u32, alone: u32, most: u32) -> Result<()> {
+    /// A process holds no more than `most` of them. The others are on so many racks, each of which has a thread.
+    pub(crate) async fn fill(&mut self, size: u32, alone: u32, most: u32, racks: u32) -> Result<()> {
         let others = size.saturating_sub(1 + alone);
-        let rack = others.div_ceil(RACKS).clamp(1, RACK);
+        let rack = others.div_ceil(racks).clamp(1, most);
         let names: Vec<String> = (0..others).map(|node| format!("node-{node:05}")).collect();
         let here = if size <= most { others } else { (most / 2).max(2 * rack) };
         let (here, elsewhere) = names.split_at(here as usize);

@@ -19,7 +19,7 @@ use elastic_tests::prelude::*;
 use elastic_tests::processor::process;
 
 use self::etcd_load::{EtcdLoad, version};
-use self::fleet::{Connections, Fleet};
+use self::fleet::{Connections, Fleet, RACKS};
 use self::report::{Churned, Point, Rest, Step};
 
 const WITHIN: Duration = Duration::from_secs(180);
@@ -159,7 +159,7 @@ async fn on(etcd: &EtcdServer, size: u32, setting: Setting) -> Result<Point> {
 
     fleet.elect(WITHIN).await?;
     let watch = Stopwatch::start(etcd).await?;
-    fleet.fill(size, size.div_ceil(100), setting.most(size)?).await?;
+    fleet.fill(size, size.div_ceil(100), setting.most(size)?, RACKS).await?;
     let times = fleet.all_run(1, watch.begun, WITHIN).await.context("start")?;
     steps.push(watch.stop("all others come at once → all run", size, times).await?);
 
@@ -224,7 +224,12 @@ async fn crowd(size: u32, setting: Setting) -> Result<()> {
     println!("{size} nodes on etcd {}, {how}:", version(&etcd.address()).await?);
     let mut fleet = Fleet::new(&etcd.address(), size, setting.connections)?;
     let (watch, before) = (Stopwatch::start(&etcd).await?, used(&fleet)?);
-    fleet.fill(size + 1, 0, setting.most(size)?).await?;
+    // Each thread that wants a processor takes as much of it as etcd gets.
+    let racks = match setting.connections {
+        Connections::Own => std::thread::available_parallelism()?.get() as u32,
+        Connections::Shared => RACKS,
+    };
+    fleet.fill(size + 1, 0, setting.most(size)?, racks).await?;
     let times = with_log(fleet.all_run(1, watch.begun, WITHIN).await, &etcd)?;
     watch.stop("all come at once to an empty etcd → run", size, times).await?;
     let drivers = (used(&fleet)? - before).as_secs_f64();
