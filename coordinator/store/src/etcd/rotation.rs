@@ -20,7 +20,7 @@ use super::fault::{Fault, Repeat};
 use crate::Result;
 
 /// How long a member may say nothing at all on a new connection to it before the connection counts as broken, if it is
-/// the only one. Less than a lease lasts: behind a balancer, the next connection may lead to a member that answers.
+/// the only one. There is an end to it: behind a balancer, the next connection may lead to a member that answers.
 const FIRST_WORD: Duration = Duration::from_secs(8);
 
 /// A connection to one member, shared by calls and streams until one of them finds it broken.
