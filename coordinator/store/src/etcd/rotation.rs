@@ -19,9 +19,8 @@ use tokio::time::{Instant, sleep};
 use super::fault::{Fault, Repeat};
 use crate::Result;
 
-/// How long a member may say nothing at all on a new connection to it before the connection counts as broken, if it is
-/// the only one. There is an end to it: behind a balancer, the next connection may lead to a member that answers.
-const FIRST_WORD: Duration = Duration::from_secs(8);
+/// Calls sent so soon over a new connection are its first. A member may be late with them because thousands came at once.
+const FIRST: Duration = Duration::from_secs(1);
 
 /// A connection to one member, shared by calls and streams until one of them finds it broken.
 pub struct Link<C> {
@@ -29,23 +28,19 @@ pub struct Link<C> {
     pub client: C,
     /// The endpoint that it speaks to.
     pub uri: String,
-    /// When its member last said anything, if it has.
-    heard: Mutex<Option<Instant>>,
-    connected: Instant,
+    /// When its member last said anything. At the beginning, until when calls are its first.
+    heard: Mutex<Instant>,
     retired: watch::Sender<bool>,
 }
 
 impl<C> Link<C> {
     /// Its member said something just now.
     pub fn hear(&self) {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Whether a member has said nothing since. One that has said nothing yet may still be busy with all those that came
-    /// at once with this client, for a time.
     fn is_silent_since(&self, sent: Instant) -> bool {
-        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.map_or_else(|| self.connected.elapsed() > FIRST_WORD, |heard| heard < sent)
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) < sent
     }
 
     /// Returns when somebody found the connection broken. Streams end with it: on a frozen member they would not
@@ -157,8 +152,8 @@ impl<C> Rotation<C> {
 
     /// Takes a connection to that member into use, unless another was faster.
     pub fn connected(&self, uri: &str, client: C) -> Arc<Link<C>> {
-        let (uri, connected, retired) = (uri.to_owned(), Instant::now(), watch::Sender::new(false));
-        let new = || Arc::new(Link { client, uri, heard: Mutex::default(), connected, retired });
+        let (uri, heard, retired) = (uri.to_owned(), Mutex::new(Instant::now() + FIRST), watch::Sender::new(false));
+        let new = || Arc::new(Link { client, uri, heard, retired });
         Arc::clone(self.state().link.get_or_insert_with(new))
     }
 
@@ -180,15 +175,14 @@ impl<C> Rotation<C> {
     }
 
     /// Judges the connection by the fault of a request `sent` over it: one that is of no use is taken out of use. The
-    /// only member that there is, late with one answer while it says other things, is slow: another connection to it
-    /// would make it slower. Whichever it is, the next call gets more time.
+    /// only member that there is, late with its first answer or while it says other things, is slow: another connection
+    /// to it would make it slower.
     pub fn judge(&self, link: &Arc<Link<C>>, sent: Instant, fault: Fault) -> Fault {
         let fault = match fault {
-            Fault::Late(cause) => {
+            Fault::Late(cause) if !link.is_silent_since(sent) => {
                 let mut state = self.state();
                 state.patience = state.patience.exhausted();
-                let slow = self.uris.len() == 1 && !link.is_silent_since(sent);
-                if slow { Fault::Later { cause, unsure: true } } else { Fault::Late(cause) }
+                if self.uris.len() == 1 { Fault::Later { cause, unsure: true } } else { Fault::Late(cause) }
             }
             fault => fault,
         };
@@ -315,29 +309,30 @@ mod tests {
     async fn the_only_member_keeps_its_connection_while_it_says_anything_and_gets_more_time() {
         const LIMIT: Duration = Duration::from_secs(3);
         let late = || Fault::Late("late".into());
-        // What a member does with a call; how many members there are; whether it said something before, and for how long
-        // it has been connected; whether it says other things meanwhile; then whether its connection stays, and how many
-        // times LIMIT the next call may take.
-        type Row = (&'static str, fn() -> Fault, usize, bool, u64, bool, bool, u32);
+        // What a member does with a call; how many members there are; how long the connection was there before, and
+        // whether something was said then; whether other things are said meanwhile; then whether the connection stays, and
+        // how many times LIMIT the next call may take.
+        type Row = (&'static str, fn() -> Fault, usize, u64, bool, bool, bool, u32);
         let table: [Row; 8] = [
-            ("late, but it says other things", late, 1, true, 1, true, true, 2),
-            ("late and silent", late, 1, true, 1, false, false, 2),
-            ("late with its first answer", late, 1, false, 1, false, true, 2),
-            ("late with its first answer for long", late, 1, false, 8, false, false, 2),
-            ("late with its first, and there are others", late, 3, false, 8, false, false, 2),
-            ("late, and there are others", late, 3, true, 1, true, false, 2),
-            ("the connection broke", || Fault::Unsure("x".into()), 1, true, 1, true, false, 1),
-            ("refused", || Fault::Refused(StoreError::LeaseGone), 1, true, 1, false, true, 1),
+            ("late, but it says other things", late, 1, 2, true, true, true, 2),
+            ("late and silent", late, 1, 2, true, false, false, 1),
+            ("late with its first answer", late, 1, 0, false, false, true, 2),
+            ("late, and it has said nothing yet", late, 1, 2, false, false, false, 1),
+            ("late with its first, and there are others", late, 3, 0, false, false, false, 2),
+            ("late, and there are others", late, 3, 2, true, true, false, 2),
+            ("the connection broke", || Fault::Unsure("x".into()), 1, 2, true, true, false, 1),
+            ("refused", || Fault::Refused(StoreError::LeaseGone), 1, 2, true, false, true, 1),
         ];
-        for (what, fault, members, spoke, age, speaks, stays, times) in table {
+        for (what, fault, members, age, spoke, speaks, stays, times) in table {
             let rotation = Rotation::new(uris(members), 1);
             let link = rotation.connected(rotation.uri(), ());
+            sleep(Duration::from_secs(age)).await;
             if spoke {
                 link.hear();
             }
-            sleep(Duration::from_secs(age)).await;
+            sleep(Duration::from_millis(10)).await;
             let sent = Instant::now();
-            sleep(Duration::from_secs(1)).await;
+            sleep(Duration::from_secs(3)).await;
             if speaks {
                 link.hear();
             }
