@@ -117,7 +117,7 @@ impl Member {
     }
 
     /// A job whose protocol this node does not speak. While it lives, nothing is touched: its records may mean what this
-    /// node cannot know. Where it has ended, its result is known; and after a failure of which no one is left, the
+    /// node cannot know. Where it has ended, its result is known; and after a failure, once no one is left, the
     /// job begins again, by a protocol of this node's.
     fn job_of_another_protocol(&mut self, refusal: String, round: Option<&KeyValue>, deserted: bool, out: &mut Out) {
         let round = round.and_then(|round| Versioned::<RoundRecord>::parse(round).ok());

@@ -87,7 +87,7 @@ fn a_job_of_another_protocol_is_left_alone_while_it_lives() {
     }
     assert_eq!(ended(&joins(3, "succeeded", 1)), Some(End::Succeeded));
     assert_eq!(ended(&joins(3, "closed", 0)), Some(End::Closed));
-    // Of a failure of which no one is left, it begins the next generation, by its own newest.
+    // After a failure, once no one is left, it begins the next generation, by its own newest.
     let out = joins(3, "failed", 0);
     let begun = out.iter().find_map(|output| match output {
         MemberOutput::Txn(Call::Begin, txn) => Some(format!("{txn:?}")),
