@@ -174,7 +174,7 @@ fn undisturbed(model: &Wide, steps: usize) -> Vec<State> {
     states
 }
 
-/// Ends a step of which this rank has its sums in a phase.
+/// Ends a step in a phase. This rank has the step's sums.
 fn end_in(phase: Phase, held: &mut Held<'_, Wide>, run: &Run<'_, Wide>, after: &State) {
     if phase == Phase::Summed {
         return;
