@@ -35,7 +35,7 @@ ARCH ?=
 # Draws the sample of make campaign, and the time within a stage at which it injects a fault.
 SEED ?= 0
 # What its jobs are made of, and how many of them it runs: all, if SAMPLE is empty.
-SETTING ?= plain
+SETTING ?= etcd-3.7
 SAMPLE ?=
 # Where it writes its results. RESUME=1 skips jobs whose result is there already, after an interruption.
 RESULTS ?= docs/reliability.json

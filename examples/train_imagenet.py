@@ -6,7 +6,7 @@
 With --data it reads a folder with one folder of images for each class, and trains a ResNet-50; this needs torchvision.
 Without, it trains a small network on random images, to try it out.
 
-It uses three calls of the agent's Python package: TorchElastic's sampler, which goes on in the middle of an epoch, also
+It uses three calls of the agent's Python package: TorchElastic's sampler, which continues in the middle of an epoch, also
 when the number of workers changes; a commit of each checkpoint, after which all later rounds begin with it; and a report
 of progress, which `elasticctl describe` shows. With several nodes, --folder must be one that all of them see. Or each
 node has its own (--own-disks), and the worker that is furthest hands its state to all, as in TorchElastic's recipe.

@@ -1,5 +1,5 @@
 """Distributed data parallel training whose last step is never lost with its workers: each step is copied into the agent's
-memory, and every worker that is started anew goes on from there.
+memory, and every worker that is started again continues from there.
 
     elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 train_snapshots.py
 """

@@ -53,7 +53,7 @@ fn resumed(run: &Ended) -> Result<String, String> {
         if seal.resume != committed || !continues || first != from + 1 {
             return Err(format!(
                 "round {round}: step {done} was done and {committed} committed, the round's record says {}, the workers \
-                 went on after {from} and began with {first}",
+                 continued after {from} and began with {first}",
                 seal.resume
             ));
         }

@@ -67,7 +67,7 @@ pub enum FromWorker {
         /// Its process id, in the agent's pid namespace.
         pid: u32,
         /// Whether the worker quiesces when a round is forming, takes a new rank in the same process, and agrees with
-        /// its peers, some of which may have just been started, on the state to continue from. Without this the worker
+        /// its peers, also with those that have just been started, on the state to continue from. Without this the worker
         /// is stopped and started again on every change.
         #[serde(default)]
         round_aware: bool,

@@ -1,4 +1,4 @@
-"""Which of NVIDIA's libraries are found on this machine, where, of which version, and which are shadowed: found in
+"""Which of NVIDIA's libraries are found on this machine, where, their versions, and which are shadowed: found in
 several places, where only the first counts."""
 
 import ctypes

@@ -2,8 +2,8 @@
 that is stopped, and an NCCL that refuses: nccl.py TRAINER AGENT [--device cpu] [--nccl-library FILE] [--small].
 
 NCCL refuses two ranks of one host on one GPU, and tells hosts apart by NCCL_HOSTID. With another one for each process
-and sockets between them, three of them can use one GPU. On CPUs it is the same schedule over TCP, of which NCCL's own
-part shows nothing."""
+and sockets between them, three of them can use one GPU. On CPUs it is the same schedule over TCP, without
+NCCL's own part."""
 
 import argparse
 import os

@@ -1,5 +1,5 @@
 """Kills replicas of a training, by one means after the other, on this machine: a Session of elastic_agent.torch, torchft,
-and DistributedDataParallel that elastic-agent or torchrun starts anew. The model, the batches and the kills are the same.
+and DistributedDataParallel that elastic-agent or torchrun starts again. The model, the batches and the kills are the same.
 
     .torchft/bin/python tests/pytorch/bench_kills.py [MEANS ...] [--replicas 4] [--every 15 60] [--kills 4]
 

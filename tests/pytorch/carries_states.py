@@ -172,7 +172,7 @@ def contrastive(micro_batch):
 
 
 class Pair:
-    """Two models, each of which has the other's output in its loss."""
+    """Two models. Each has the other's output in its loss."""
 
     def __init__(self, seed):
         torch.manual_seed(seed)

@@ -113,7 +113,7 @@ def decisions():
     place = {"rank": 2, "world_size": 4, "group_rank": 1, "group_world_size": 2, "round": 3}
     peers = peers_of(place, 0, 2)
     assert (peers["rank"], peers["world_size"], peers["among"], peers["round"]) == (1, 2, "part 0", 3)
-    # Node 5 of 6, two of which hold a replica
+    # Node 5 of 6, where two nodes hold a replica
     place_of_three = {"rank": 11, "world_size": 12, "group_rank": 5, "group_world_size": 6, "nodes_per_replica": 2}
     peers = peers_of(place_of_three, 1, 2)
     assert (peers["rank"], peers["world_size"], peers["among"]) == (2, 3, "part 3"), peers

@@ -106,7 +106,7 @@ def refuses_another_gradient():
 
 
 class Sums:
-    """A group whose sums have begun, and of which only some end."""
+    """A group whose sums have begun, and only some end."""
 
     rank, size = 0, 2
 

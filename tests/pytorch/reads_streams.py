@@ -1,5 +1,5 @@
-"""Streams of unknown lengths on one to three ranks: each sample belongs to one applied step of an epoch, whoever dies,
-joins or starts again, and has the same random numbers. What an agent says is simulated."""
+"""Streams of unknown lengths on one to three ranks: each sample belongs to one applied step of an epoch, whichever rank
+dies, joins or starts again, and has the same random numbers. What an agent says is simulated."""
 
 import collections
 import itertools
@@ -187,7 +187,7 @@ def checkpointed(port):
 
 
 def shrinks(agent, number, at, after, kind):
-    """Three ranks, one of which dies."""
+    """Three ranks, and one dies."""
     worker.quiesce = lambda step: {**agent.quiesce(step), "world_size": 2}
     train(number, kind, dies(number, at, after))
 

@@ -1,5 +1,5 @@
-"""Groups of one, two, three and seven ranks train one model with `same_bits`. All end with the same bits: also the two
-of which one is late by more than connecting may take, the three that lose their group in the middle of a step, and the
+"""Groups of one, two, three and seven ranks train one model with `same_bits`. All end with the same bits: also two,
+one of them later than connecting may take, the three that lose their group in the middle of a step, and the
 seven that are more than there are pieces."""
 
 import datetime

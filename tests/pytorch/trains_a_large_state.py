@@ -11,7 +11,7 @@ import elastic_agent.torch as elastic
 
 torch.set_num_threads(1)
 torch.manual_seed(int(time.time()))
-# 160 MB in all, of which most is frozen.
+# 160 MB in all; most of it is frozen.
 model = torch.nn.ModuleList([torch.nn.Linear(64, 10), *(torch.nn.Linear(2_000_000, 1, bias=False) for _ in range(20))])
 model[1:].requires_grad_(False)
 optimizer = torch.optim.AdamW(model[0].parameters(), lr=1e-3)

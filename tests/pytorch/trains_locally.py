@@ -1,5 +1,5 @@
-"""Steps without a sum of gradients, on one to three ranks: the result is that of the algorithm in one process, whoever is
-lost, joins or leaves. What an agent says is simulated."""
+"""Steps without a sum of gradients, on one to three ranks: the result is that of the algorithm in one process, whichever
+rank is lost, joins or leaves. What an agent says is simulated."""
 
 import collections
 import itertools

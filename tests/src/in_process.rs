@@ -41,7 +41,7 @@ pub fn quick_spec(min_nodes: u32, max_nodes: u32) -> Spec {
 pub struct InProcessNode {
     /// Its name.
     pub name: String,
-    /// How it stands.
+    /// Its state.
     pub status: watch::Receiver<Status>,
     /// The place its workers run in; `None` while there are none.
     pub place: watch::Receiver<Option<(Start, Time)>>,

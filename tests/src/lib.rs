@@ -21,7 +21,7 @@
 //! | [`processor`] | what processes and threads cost the machine |
 //! | [`proxy`] | a TCP proxy that cuts, stalls, delays and refuses |
 //! | [`rack`] | hosts that fail together |
-//! | [`replicas`] | an embedded store that three servers hold, each of which can end like a process |
+//! | [`replicas`] | an embedded store that three servers hold; each can end like a process |
 //! | [`requirement`] | what a test needs: where the machine lacks it, the test is skipped, or fails if it is required |
 //! | [`torch`] | a Python that has PyTorch, if there is one |
 //! | [`trace`] | the trace that a training writes |

@@ -181,7 +181,7 @@ impl Run {
     }
 
     async fn ends(mut self) {
-        // On a busy machine the time of the faults is too short for enough calls, of which four in ten read.
+        // On a busy machine the time of the faults is too short for enough calls; four in ten read.
         let calls = async || (self.values.load(Ordering::Relaxed) > 600).then_some(());
         eventually("the clients have made enough calls", LIMIT, calls).await;
         self.over.store(true, Ordering::Relaxed);
@@ -205,7 +205,7 @@ impl Run {
         calls.sort_unstable();
         let overlapping = calls.windows(2).filter(|pair| pair[1].0 < pair[0].1).count();
         println!(
-            "{read} reads, {written} writes, of which {exchanged} had a guard, {refused} refused, {unknown} unknown; \
+            "{read} reads, {written} writes ({exchanged} with a guard), {refused} refused, {unknown} unknown; \
              {overlapping} overlap; {} events",
             events.len()
         );

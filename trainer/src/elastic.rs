@@ -152,7 +152,7 @@ impl<'a> Elastic<'a> {
     ///
     /// After that a signal ends the process at once.
     ///
-    /// After an error of which [`TrainError::is_stuck`] is true (only NCCL brings it about), the program must end by
+    /// After an error whose [`TrainError::is_stuck`] is true (only NCCL brings it about), the program must end by
     /// `libc::_exit(1)`: whatever else ends a process would wait for a thread that never comes back.
     pub fn run<M: Model>(self, model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<Outcome, TrainError> {
         let Elastic { settings, environment, stop, rescue, out, observer } = self;

@@ -41,7 +41,7 @@ Examples:
   A program that is not Python, its output shown and kept:
     elastic-agent --standalone --no-python --tee=3 --log-dir=logs ./train --rank '${rank}'
 
-Arguments may hold ${local_rank} and ${rank}; $$ stands for a dollar.
+Arguments may hold ${local_rank} and ${rank}; $$ is a dollar.
 
 Instead of torchrun, so that launch scripts need no change:
   elastic-agent torchrun-compat ...        as torchrun; or a link of that name

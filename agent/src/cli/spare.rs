@@ -17,7 +17,7 @@ const ABOUT: &str = "\
 Makes this host a spare of several jobs: it stays idle until one of them lacks a node, and takes part in that job until \
 the job ends or another one cannot run without it.
 
-FOLDER holds a file for each job, NAME.job, with what stands after `elastic-agent` on the job's other nodes; NAME=VALUE \
+FOLDER holds a file for each job, NAME.job, with what follows `elastic-agent` on the job's other nodes; NAME=VALUE \
 before it sets a variable. Lines may be broken anywhere, and # begins a comment. Files may come, go and change at any \
 time. The jobs meet on etcd's v3 API.
 

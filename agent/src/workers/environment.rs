@@ -304,7 +304,7 @@ mod tests {
         let four = |name: &str| (name == OMP).then(|| "4".into());
         assert_eq!(env(&[], 2, None).get(OMP).map(String::as_str), Some("1"));
         assert_eq!(env(&[], 1, None).get(OMP), None);
-        assert_eq!(env(&[(OMP, "4")], 2, None).get(OMP), None, "the inherited value stands");
+        assert_eq!(env(&[(OMP, "4")], 2, None).get(OMP), None, "the inherited value stays");
         assert!(threads_warning(2, &unset).is_some_and(|text| text.contains("each of the 2 workers gets")));
         assert_eq!(threads_warning(1, &unset), None);
         assert_eq!(threads_warning(2, &four), None);

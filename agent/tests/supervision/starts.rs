@@ -210,7 +210,7 @@ async fn start_up_is_quick_and_the_guard_small(mut agent: Agent) {
     };
     let (rss, own) = (field("VmRSS"), field("RssAnon"));
     println!("start of the guard {:?}, first spawn {first:?}, main to first worker {since_main:?}", agent.guards_start);
-    println!("guard: RSS {rss} KiB, of which its own {own} KiB, threads {}", field("Threads"));
+    println!("guard: RSS {rss} KiB ({own} KiB its own), threads {}", field("Threads"));
     assert_eq!(field("Threads"), 1);
     assert!(own < 2048);
     assert!(status.starts_with("Name:\telastic-guard\n"));

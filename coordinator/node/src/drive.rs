@@ -163,7 +163,7 @@ impl Drive<'_> {
             let broken = leader.broken();
             self.leader = None;
             if let Some(error) = broken {
-                // It ends as from a watch of its own, and its key of the lead with it: while that stands, no one leads.
+                // It ends as from a watch of its own, and its key of the lead with it: while it exists, no one leads.
                 self.member(MemberInput::Watched(WatchUpdate::Broken(error)));
             }
         }

@@ -70,7 +70,7 @@ pub struct Membership {
     pub group_world_size: u32,
 }
 
-/// How a node stands, for the worker socket and for people.
+/// The state of a node, for the worker socket and for people.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
     /// What lets it commit, while it is a member of a round.
@@ -120,7 +120,7 @@ impl Node {
         Node { concludes: true, ..self }
     }
 
-    /// How the node stands, as it changes.
+    /// The node's state, as it changes.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
     }

@@ -193,7 +193,7 @@ impl View {
         Some(former.silent_since)
     }
 
-    /// How a member of the sealed round stands.
+    /// Whether a member of the sealed round lives, as far as is known.
     pub(super) fn liveness(&self, now: Time, node: &NodeId) -> Liveness {
         if self.confirmed_dead(node) {
             return Liveness::Lost(Fate::Dead, "its agent is gone: its port refuses or is another's");

@@ -50,7 +50,7 @@ pub struct Flags {
     #[arg(long, default_value = "127.0.0.1:29400", value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
 
-    /// Hold the embedded store together with two other coordinators, of which any one may be lost: the same three on each
+    /// Hold the embedded store together with two other coordinators, so that any one may be lost: the same three on each
     ///
     /// Each serves at the one that is its own: an address, or a name for all its interfaces. Agents name all three as
     /// --rdzv-endpoint.

@@ -251,7 +251,7 @@ pub enum Command {
     /// Each line is ok, a warning (it works, and will cost something some day), failed, or unknown (there was no
     /// answer). The exit status is 1 if a line failed.
     ///
-    /// With JOB also: where it stands, who leads it, why a node waits, and whether the ports that its nodes reach each
+    /// With JOB also: its state, who leads it, why a node waits, and whether the ports that its nodes reach each
     /// other through accept a connection from here. Run it on one of the nodes for that.
     Doctor {
         /// A job to look at too

@@ -62,7 +62,7 @@ impl BarrierOnV2<'_> {
         self.ask(arrival).await?.outcome.map(drop).map_err(|refusal| self.refused(refusal))
     }
 
-    /// The index as of which some have not arrived; none once all have.
+    /// The index of an answer that lacks some arrivals; none once all have arrived.
     async fn missing_at(&self) -> Result<Option<u64>, BarrierError> {
         let key = self.paths.barrier(self.membership.version, self.name);
         let Answer { index, outcome } = self.ask(Request::Read { key, recursive: false }).await?;

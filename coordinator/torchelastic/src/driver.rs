@@ -27,7 +27,7 @@ impl TorchElastic {
         TorchElastic { etcd, paths, identical, status: watch::Sender::default() }
     }
 
-    /// How the node stands, as it changes. It never has credentials: nothing can be committed through this API.
+    /// The node's state, as it changes. It never has credentials: nothing can be committed through this API.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
     }

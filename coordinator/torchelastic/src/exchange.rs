@@ -149,7 +149,7 @@ pub(super) fn is_complete(files: &Files, identical: bool, size: u32) -> bool {
     there(MASTER_PORT) && (identical || (0..size).all(|rank| there(&assigned_ranks(rank))))
 }
 
-/// Of which ranks nothing was heard.
+/// The ranks that were not heard.
 pub(super) fn silent(files: &Files, size: u32) -> Vec<u32> {
     (0..size).filter(|rank| files.kv_raw(&role_info(*rank)).is_none()).collect()
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 /// Nothing here takes this long.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// The lines of a trace, of which a kill may have cut the last one short.
+/// The lines of a trace. A kill may have cut the last one short.
 fn trace(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()

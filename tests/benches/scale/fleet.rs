@@ -56,7 +56,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// A job for so many nodes, none of which is there yet.
+    /// A job for so many nodes; none is there yet.
     pub(crate) fn new(address: &str, size: u32, connections: Connections) -> Result<Fleet> {
         let job: JobId = format!("scale-{size}").parse()?;
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);

@@ -319,7 +319,7 @@ impl Job {
         command
     }
 
-    /// What stands after `elastic-agent` on any node, with these flags after the job's own.
+    /// What follows `elastic-agent` on any node, with these flags after the job's own.
     fn words(&self, flags: &[&str]) -> Vec<OsString> {
         let conf: Vec<String> = self.conf.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let own = [

@@ -1,4 +1,4 @@
-//! What stands between a job and its etcd: etcd's own proxy, a balancer, and releases of etcd that follow each other.
+//! What is between a job and its etcd: etcd's own proxy, a balancer, and releases of etcd that follow each other.
 
 use elastic_tests::prelude::*;
 
@@ -37,7 +37,7 @@ async fn etcd_may_be_behind_its_own_proxy() {
 async fn renewals_that_etcds_proxy_answers_late_keep_a_node() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let (_proxy, at) = proxied(&etcd).await;
-    // Given a lease a third of which is longer than any other call may take, and workers that no leader keeps alive
+    // Given a lease whose third is longer than any other call may take, and workers that no leader keeps alive
     let job = Job::on(&etcd, "2").flag(&format!("--rdzv-endpoint={at}")).conf("lease_ttl", "10");
     let job = job.flag("--on-store-loss=fence").flag("--max-restarts=0");
     let mut agents = job.start_all(["a", "b"]);

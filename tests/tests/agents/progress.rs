@@ -49,7 +49,7 @@ async fn steps_are_kept_over_rounds_and_shown() {
     })
     .await;
 
-    // and after the next one the job's last step, of which a quarter was done before.
+    // and after the next one the job's last step; a quarter of them was done before.
     job.write("go-2", "");
     assert_eq!(exits(&mut agents).await, [0, 0]);
     let last = told(2, 60).await;

@@ -197,7 +197,7 @@ async fn steps_that_are_too_long_to_quiesce_are_warned_of_once() {
     let mut a = job.start("a");
     stepped(&job).await;
     done(&job, [&mut a]).await;
-    // Three quarters of 3 s, of which a step has half
+    // A step has half of three quarters of 3 s
     assert_eq!(a.output().matches("has 1.1 s to end once members change").count(), 1, "{}", a.output());
 }
 

@@ -59,7 +59,7 @@ while True:
     // Given workers that write for longer than the deadline, then nothing happens
     stays_for(&job, Duration::from_secs(6)).await;
 
-    // When one falls silent, then it fails with the place where it stands, and the next round starts
+    // When one falls silent, then it fails with the place where it is, and the next round starts
     job.write("hang", "");
     let second = job.runs(2, 2).await;
     assert_eq!(second.restarts(), 1);

@@ -50,7 +50,7 @@ fn hurried(rules: &str) -> String {
             Some('h') => Some(60),
             _ => None,
         };
-        // A time stands by itself: in brackets, after `offset` or after `for:`.
+        // A time is a word of its own: in brackets, after `offset` or after `for:`.
         let whole = after.get(1..).is_some_and(|after| !after.starts_with(|c: char| c.is_alphanumeric()));
         hurried.push_str(before);
         match minutes.filter(|_| whole && before.ends_with(['[', ' '])) {

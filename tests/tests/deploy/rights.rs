@@ -18,7 +18,7 @@ async fn leased(users: &Users) -> i64 {
 }
 
 async fn continues_without_rights(release: &str, options: EtcdOptions) {
-    // Given a job of two nodes, one of which leads
+    // Given a job of two nodes; one of them leads
     let users = Users::on(options).await.made();
     let job = users.job(WHO, "1:2").flag("--max-restarts=0").conf("takeover_delay", "60s");
     let mut agents = job.start_all(["a", "b"]);

@@ -213,7 +213,7 @@ async fn a_frozen_member_is_left_for_another() {
 async fn a_member_without_a_vote_is_passed_over() {
     let mut cluster = EtcdCluster::start().await;
     cluster.add_learner().await;
-    // Given endpoints the first of which is a learner, for whatever is asked first
+    // Given endpoints that begin with a learner, for whatever is asked first
     let learner = cluster.members[3].address();
     let others = cluster.members.iter().map(EtcdServer::address).take(2);
     let endpoints: Vec<_> = [learner].into_iter().chain(others).collect();

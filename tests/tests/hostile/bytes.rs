@@ -14,7 +14,7 @@ fn samples(target: &str) -> Vec<Vec<u8>> {
     files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
 }
 
-/// A sample of which some bytes are others, are gone, or come twice, or any bytes at all.
+/// A sample with some bytes changed, lost or doubled, or any bytes at all.
 fn changed(samples: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
     let change = (any::<prop::sample::Index>(), prop_oneof![Just(0), Just(255), Just(b'9'), any::<u8>()], 0..4_u8);
     let changes = prop::collection::vec(change, 0..6);

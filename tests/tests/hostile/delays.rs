@@ -13,7 +13,7 @@ const RENEWAL: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 5);
 
 const RENEWALS: usize = 6;
 
-/// Two nodes, the first of which stays. It leads, unless a coordinator does. The test picks the leader's ports. The
+/// Two nodes. The first stays. It leads, unless a coordinator does. The test picks the leader's ports. The
 /// lease renewals of one of them pass a tap.
 struct Scene {
     job: Job,

@@ -19,7 +19,7 @@ cases! {
     a_spare_waits_takes_over_and_ends_well = ""
 }
 
-/// Workers that say where they are, of which node and in which world, and continue until a file ends them.
+/// Workers that say their rank, their node and the size of the world, and continue until a file ends them.
 const STAY: &str = "touch rank-$RANK-of-$WORLD_SIZE-$1; until [ -e finish ]; do sleep 0.05; done";
 
 /// The first round begins with as many nodes as there may be.

@@ -188,11 +188,13 @@ async fn a_port_that_still_answers_keeps_the_job() {
 
 /// Runs the built agent alone on the scene's job, to its end. Its worker adds a line to a file. In-process nodes would
 /// keep their ports for as long as the test runs.
-async fn run_agent(scene: &Scene, file: &std::path::Path) {
+async fn run_agent(scene: &Scene, backend: &str, file: &std::path::Path) {
     let script = format!("echo ran >> {}", file.display());
     let endpoint = format!("--rdzv-endpoint={}", scene.address);
     let job = format!("--rdzv-id={}", scene.job);
-    let args = ["--rdzv-backend=etcd", &endpoint, &job, "--nnodes=1", "--no-python", "sh", "-c", &script];
+    let backend = format!("--rdzv-backend={backend}");
+    let program = ["--no-python", "sh", "-c", &script];
+    let args = [&["--nnodes=1:2", "--rdzv-conf=last_call_timeout=0", &backend, &endpoint, &job][..], &program].concat();
     assert_eq!(Process::start("elastic-agent", &args).exit(WITHIN).await, 0);
 }
 
@@ -211,9 +213,11 @@ async fn an_operator_deletes_a_job_that_has_ended_and_its_id_runs_afresh() {
     assert_eq!(living.round().await.value.number, 1);
 
     // A job that has succeeded does not run again,
-    run_agent(&scene, &file).await;
-    run_agent(&scene, &file).await;
+    run_agent(&scene, "c10d", &file).await;
+    run_agent(&scene, "etcd", &file).await;
     assert_eq!(runs(), 1);
+    let known = scene.keys.arrivals(1, "@result");
+    assert_eq!(stored(&*scene.store, &known).await, 1, "c10d may name a store that stays, and its agents say so there");
     let would = scene.ctl_ok(&["delete", "train", "--dry-run"]).await;
     let keys = would.strip_prefix("would delete job train: ").unwrap();
     let deleted = scene.ctl_ok(&["delete", "train"]).await;
@@ -224,7 +228,7 @@ async fn an_operator_deletes_a_job_that_has_ended_and_its_id_runs_afresh() {
     assert!(!ok && text.contains("there is no job \"train\""), "{text}");
 
     // until it was deleted.
-    run_agent(&scene, &file).await;
+    run_agent(&scene, "etcd", &file).await;
     assert_eq!(runs(), 2);
     assert_eq!((scene.round().await.value.number, scene.round().await.value.generation), (1, 1));
     succeed(nodes).await;
@@ -259,7 +263,7 @@ async fn two_coordinators_delete_an_ended_job_once_and_leave_a_living_one() {
     let [stays] = living.nodes(["b"]).await;
     let dir = tempfile::tempdir().unwrap();
     for _ in 0..3 {
-        run_agent(&scene, &dir.path().join("runs")).await;
+        run_agent(&scene, "etcd", &dir.path().join("runs")).await;
         // An agent that is just ending may cost a second look.
         eventually("the job is deleted", 5 * WITHIN, async || {
             (stored(&*scene.store, scene.keys.root()).await == 0).then_some(())

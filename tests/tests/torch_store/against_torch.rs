@@ -46,7 +46,7 @@ fn string(bytes: impl AsRef<[u8]>) -> Vec<u8> {
     [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
 }
 
-/// Keys with values, and one with a queue: torch miscounts a wait for several keys one of which is a queue's.
+/// Keys with values, and one with a queue: torch miscounts a wait for several keys if one is a queue's.
 fn step() -> impl Strategy<Value = (usize, Vec<u8>)> {
     let key = || prop::sample::select(vec!["/a", "/b", "/c"]).prop_map(string);
     let keys = prop::collection::vec(prop::sample::select(vec!["/a", "/b", "/c"]), 0..3)

@@ -118,7 +118,7 @@ impl SumPlan {
         (rank + self.world_size / 2) % self.world_size
     }
 
-    /// The nodes of which `rank` has the partial sums.
+    /// The nodes whose partial sums `rank` has.
     pub fn nodes(&self, rank: u32) -> Vec<Node> {
         nodes_of(rank, self.world_size, self.shards)
     }

@@ -25,7 +25,7 @@ pub struct Manifest {
     pub step: u64,
     /// The flags that fix what a step computes, in words. Training continues only with the same.
     pub settings: String,
-    /// Where the data stands.
+    /// The place in the data.
     pub data: Position,
     /// Bytes of the flat state: parameters, then the optimizer's.
     pub state_bytes: u64,
@@ -37,7 +37,7 @@ pub struct Manifest {
     pub crc32c: String,
 }
 
-/// Where the data stands: the next sample is at `cursor` in `epoch`'s order.
+/// The place in the data: the next sample is at `cursor` in `epoch`'s order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// Counted from 0.

@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn shares_cover_the_state_once() {
-        // Two files with headers, the first of which has chunks without state before and after it.
+        // Two files with headers. The first has chunks without state before and after it.
         let extent = |file: &str, file_len, file_offset, offset, len| Extent {
             file: file.into(),
             file_len,

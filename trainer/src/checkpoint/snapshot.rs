@@ -30,7 +30,7 @@ pub struct SnapshotHeader {
     pub step: u64,
     /// How the last of them was done, if that is known.
     pub done: Option<LastStep>,
-    /// Where the data stands.
+    /// The place in the data.
     pub data: Position,
 }
 

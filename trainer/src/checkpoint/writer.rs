@@ -49,7 +49,7 @@ struct Queue {
     /// Whether the folder takes files, once that is known.
     prepared: Option<Result<(), CheckpointError>>,
     queued: Option<Slot>,
-    /// Of which a share is to be written, or what follows from that.
+    /// A slot whose share is to be written, or what follows from that.
     sharing: Option<(Slot, WriteMode)>,
     /// Its share is written.
     held: Option<Slot>,
@@ -82,7 +82,7 @@ impl ReservedSlot {
         ReservedSlot { slot, mode: None, overtaken: None }
     }
 
-    /// One of which a share is to be written.
+    /// One whose share is to be written.
     pub fn for_share(slot: Slot, share: Share) -> ReservedSlot {
         ReservedSlot { slot, mode: Some(WriteMode::Share(share)), overtaken: None }
     }

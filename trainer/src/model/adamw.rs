@@ -47,7 +47,7 @@ impl AdamW {
         });
     }
 
-    /// A step on a GPU, of tensors that all have the same rate, and of which some decay. `state` holds the parameters,
+    /// A step on a GPU, of tensors that all have the same rate; some decay. `state` holds the parameters,
     /// means and squares, and the gradient may be longer than they are.
     #[cfg(feature = "cuda")]
     pub fn step_on_gpu(

@@ -212,7 +212,7 @@ pub enum OptimizerState {
     /// All of them.
     #[default]
     Whole,
-    /// A part, of which another worker has a copy.
+    /// A part. Another worker has a copy of it.
     Sharded,
 }
 

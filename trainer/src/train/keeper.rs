@@ -336,7 +336,7 @@ impl Keeper {
         reserved
     }
 
-    /// A slot for a copy of this step's state, of which this worker writes a share.
+    /// A slot for a copy of this step's state, to write this worker's share of it.
     fn reserve_for_share(&mut self, step: u64, share: Share) -> Option<ReservedSlot> {
         let reserved = match &mut self.disk {
             _ if self.background_copy.is_some() => None,

@@ -330,7 +330,7 @@ mod tests {
     use elastic_collective::stop::Stop;
     use elastic_collective::{GroupConfig, Patience};
 
-    /// Two ranks, of which rank 0 reads: what both come to.
+    /// Two ranks, and rank 0 reads: what both come to.
     fn by_two(
         reads: impl Fn(&BytesRead) -> Result<u8, CheckpointError> + Copy + Send + 'static,
     ) -> Vec<(bool, Vec<u64>)> {

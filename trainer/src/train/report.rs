@@ -29,7 +29,7 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// The lines of a run: how it stands and how fast a round goes, and each evaluation. Rank 0 prints them.
+/// The lines of a run: its state, how fast a round goes, and each evaluation. Rank 0 prints them.
 pub(super) struct Lines<'a> {
     pub(super) printer: Printer<'a>,
     /// Whether this is rank 0.

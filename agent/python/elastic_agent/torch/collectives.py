@@ -22,7 +22,7 @@ def total(group: Group, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def mean(group: Group, value: Any, count: float) -> Any:
-    """The mean over the ranks, each of which counts as `count`: of numbers a number, of tensors a tensor."""
+    """The mean over the ranks. Each rank counts as its `count`: of numbers a number, of tensors a tensor."""
     own = torch.as_tensor(value, dtype=torch.float64)
     sums = total(group, torch.cat([own.reshape(-1) * count, own.new_full((1,), count)]))
     found = (sums[:-1] / sums[-1]).view(own.shape)

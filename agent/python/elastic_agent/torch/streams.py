@@ -23,7 +23,7 @@ _FIRST = [0, 0, None]
 
 
 class Streams:
-    """Samples in sources that are read from their beginnings, and end at a place that nobody knows before.
+    """Samples in sources that are read from their beginnings, and end at a place that is not known before.
 
     ::
 

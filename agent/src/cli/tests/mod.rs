@@ -119,7 +119,7 @@ fn times_may_have_units() {
         drain_grace: Duration::from_secs(120),
     };
     assert_eq!(options.spec.timings, expected);
-    // Our own key takes precedence over torchrun's `timeout`, wherever it stands.
+    // Our own key takes precedence over torchrun's `timeout`, wherever it is.
     let both = etcd("--rdzv-conf join_timeout=5,timeout=900");
     assert_eq!(both.spec.timings.join_timeout, Duration::from_secs(5));
     assert_eq!(etcd("").spec.timings, Timings::default());

@@ -131,7 +131,7 @@ pub struct Failure {
 pub const PERMANENT: &str = "the worker says that a restart cannot help";
 
 impl Failure {
-    /// A failure of which nothing is known but how it is judged and what to tell.
+    /// A failure with a class and a message, and nothing else.
     pub fn new(class: FailureClass, message: impl Into<String>) -> Failure {
         Failure {
             class,

@@ -11,7 +11,7 @@ pub fn jobs(overview: &Overview) -> Value {
     overview.jobs.iter().filter(|(_, job)| job.round.is_some()).map(|(id, job)| summary(id, job)).collect()
 }
 
-/// One job in a list: where it stands, its current round, how many nodes it has and may have, who leads it, how far it
+/// One job in a list: its state, its current round, how many nodes it has and may have, who leads it, how far it
 /// has come.
 pub fn summary(id: &JobId, job: &Job) -> Value {
     let (min, max) = job.range().unzip();

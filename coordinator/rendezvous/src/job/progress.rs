@@ -66,7 +66,7 @@ pub struct RoundProgress {
 }
 
 impl ProgressRecord {
-    /// The record after `before`, of which nothing is left where another generation wrote it.
+    /// The record after `before`. What another generation wrote does not count.
     pub fn after(before: Option<&ProgressRecord>, now: &RoundProgress) -> ProgressRecord {
         let before = before.filter(|before| before.generation == now.generation);
         let same_round = before.filter(|before| before.round == now.round);

@@ -119,7 +119,7 @@ impl NodeRecord {
     }
 }
 
-/// Where a round stands.
+/// A round's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RoundState {
@@ -170,7 +170,7 @@ pub struct RoundRecord {
     /// Grows by one when a job is begun again.
     #[serde(deserialize_with = "counted")]
     pub generation: u64,
-    /// Where it stands.
+    /// Its state.
     pub state: RoundState,
     /// The last sealed round: while forming, the one whose members must have ended first; else this one. None where
     /// no member is left to wait for: no round was sealed yet, or all of the last one have left.
@@ -222,7 +222,7 @@ impl RoundRecord {
     /// The reason of a round that begins a generation, where another generation was before.
     pub const BEGINS_AGAIN: &str = "the job begins again";
 
-    /// A round that forms, of which nothing is known yet.
+    /// A round that begins to form: it has nothing else yet.
     pub fn forming(number: u64, generation: u64, reason: impl Into<String>) -> RoundRecord {
         RoundRecord {
             number,
@@ -379,7 +379,7 @@ pub struct EventRecord {
     pub asked_by: Option<Requester>,
 }
 
-/// A record and where in history it stands.
+/// A record and its place in history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versioned<T> {
     /// The record.

@@ -1,4 +1,4 @@
-//! Where a job stands, as people and programs see it: its round's state, and whether it is paused. What a leader
+//! A job's state, as people and programs see it: its round's state, and whether it is paused. What a leader
 //! decides by is the round's record alone.
 
 use std::fmt;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::overview::Job;
 use super::{RoundRecord, RoundState};
 
-/// Where a job stands.
+/// A job's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
@@ -58,7 +58,7 @@ impl fmt::Display for JobState {
 }
 
 impl Job {
-    /// Where it stands; none where no round was written yet.
+    /// Its state; none where no round was written yet.
     pub fn state(&self) -> Option<JobState> {
         self.round.as_ref().map(|round| JobState::from(&round.value))
     }

@@ -220,7 +220,7 @@ mod tests {
     use super::super::samples::{self, overview};
     use super::super::{RoundRecord, RoundState, Spec};
 
-    /// A job of so many nodes, none of which has stopped for the round that forms but the first.
+    /// A job of so many nodes. Only the first has stopped for the round that forms.
     fn forming(nodes: usize) -> super::Job {
         let name = |index: usize| format!("n{index:04}");
         let mut records = vec![(

@@ -280,7 +280,7 @@ impl Leader {
             return self.checkpoint_changed(put);
         }
         if event.key() == self.keys.round() {
-            // Its own writes come back too. Of another's, only the next generation's first record stands.
+            // Its own writes come back too. Of another's, only the next generation's first record counts.
             self.news.of_round = self.news.of_round.max(event.revision());
             return Ok(());
         }

@@ -72,7 +72,7 @@ impl Leader {
 
     fn evict_ops(&self, view: &View, evictions: &[Eviction]) -> Vec<Op> {
         let round = view.round.value.sealed.map_or(0, |sealed| sealed.number);
-        // A tombstone that stands says more than another would: whether its agent must end.
+        // A tombstone that is there says more than another would: whether its agent must end.
         let stands =
             |eviction: &Eviction| view.roster.member(&eviction.node).is_some_and(|member| member.evicted.is_some());
         evictions

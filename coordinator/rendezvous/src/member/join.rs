@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::step::{LONGEST, Out};
+use super::step::Out;
 use super::timers::Timer;
 use super::{Call, Command, End, Member, MemberOutput, Mode};
 use crate::job::{JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
@@ -11,8 +11,6 @@ use crate::time::Time;
 
 /// Pause between looks at a job that cannot be joined yet.
 const AGAIN: Duration = Duration::from_millis(500);
-/// A store is slow that takes this part of `lease_ttl` for an answer.
-const SLOW: u32 = 10;
 
 /// What a node knows of a job that it has not joined yet.
 #[derive(Debug, Clone, Default)]
@@ -98,10 +96,7 @@ impl Member {
         let follows = self.joining.take().is_some_and(|joining| joining.leftovers);
         self.mode = Mode::Waiting(None);
         if self.lease.id().is_none() {
-            // Of those that a slow store keeps waiting, not all ask again at once.
-            let slow = self.answered_in * SLOW >= self.spec.timings.lease_ttl;
-            let pause = if slow { self.jitter(self.answered_in.min(LONGEST)) } else { Duration::ZERO };
-            self.timers.set(Timer::Lease, now + pause);
+            self.ask_for_lease(now);
         }
         self.told = None;
         let secret = secret_of(value(5), out);
@@ -117,7 +112,7 @@ impl Member {
     }
 
     /// A job whose protocol this node does not speak. While it lives, nothing is touched: its records may mean what this
-    /// node cannot know. Where it has ended, its result is known; and after a failure of which no one is left, the
+    /// node cannot know. Where it has ended, its result is known; and after a failure, once no one is left, the
     /// job begins again, by a protocol of this node's.
     fn job_of_another_protocol(&mut self, refusal: String, round: Option<&KeyValue>, deserted: bool, out: &mut Out) {
         let round = round.and_then(|round| Versioned::<RoundRecord>::parse(round).ok());

@@ -1,10 +1,15 @@
 //! The lease that a node's key hangs on: asked for, renewed, lost.
 
+use std::time::Duration;
+
 use super::step::{LONGEST, Out};
 use super::timers::Timer;
 use super::{End, Member, MemberOutput};
 use crate::kv::{LeaseId, StoreError};
 use crate::time::Time;
+
+/// A store is slow that takes this part of `lease_ttl` for an answer.
+const SLOW: u32 = 10;
 
 /// ```text
 ///   none ──▶ asked ──▶ held ◀──▶ renewing
@@ -71,6 +76,7 @@ impl Member {
             }
             _ => return,
         }
+        self.answered_in = now.since(sent);
         match result {
             Ok(true) => {
                 // mutant proven_by_the_answer: self.renewed.max(sent) => self.renewed.max(now)
@@ -110,8 +116,15 @@ impl Member {
             Lease::Renewing(_) | Lease::LostRenewing => Lease::LostRenewing,
             Lease::None | Lease::Held(_) => Lease::None,
         };
-        self.timers.set(Timer::Lease, now);
+        self.ask_for_lease(now);
         self.own.lease_lost();
+    }
+
+    /// It wants a lease. Of those that a slow store keeps waiting, not all ask at once.
+    pub(super) fn ask_for_lease(&mut self, now: Time) {
+        let slow = self.answered_in * SLOW >= self.spec.timings.lease_ttl;
+        let pause = if slow { self.jitter(self.answered_in.min(LONGEST)) } else { Duration::ZERO };
+        self.timers.set(Timer::Lease, now + pause);
     }
 
     pub(super) fn keep_lease(&mut self, now: Time, out: &mut Out) {

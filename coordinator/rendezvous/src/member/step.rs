@@ -172,7 +172,7 @@ impl Member {
                 }
             }
             WatchUpdate::Snapshot { revision, .. } if self.joining.is_some() => self.round_moved(now, revision),
-            // It may tell of a deletion, and does not say of which key: read both.
+            // It may mean a deletion, and does not name the key: read both.
             WatchUpdate::Snapshot { .. } => self.own.lost_track(),
             WatchUpdate::Broken(error) => self.end(End::StoreLost(error.to_string()), out),
         }
@@ -410,7 +410,7 @@ impl Member {
         let (phase, round, failure) = match &self.mode {
             // mutant waiting_too_soon: at_rest => true
             Mode::Waiting(round) if at_rest => (Phase::Waiting, *round, None),
-            // What it said to get its place stands until its workers run: the leader knows whom it gave one.
+            // What it said to get its place remains until its workers run: the leader knows whom it gave one.
             Mode::Starting(round) => (Phase::Waiting, (!self.own.is_newcomers()).then_some(*round), None),
             Mode::Running(round) => (Phase::Running, Some(*round), None),
             Mode::Done(round) => (Phase::Done, Some(*round), None),

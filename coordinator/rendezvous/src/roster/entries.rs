@@ -35,7 +35,7 @@ pub struct SealedMember {
     pub evicted: Option<Evicted>,
 }
 
-/// How an evicted member stands.
+/// What is known of an evicted member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted {
     /// When this leader evicted it, or found its tombstone.

@@ -201,7 +201,7 @@ pub(crate) struct Txn {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(crate) enum Body {
-    /// `round` forming, with at most one eviction in the same transaction; `confirmed` tells of which kind.
+    /// `round` forming, with at most one eviction in the same transaction; `confirmed`: its death is known.
     Form { term: Term, number: u8, evict: Option<Id>, confirmed: bool },
     /// The batch of rank keys under the plan that `round` is at.
     Ranks { term: Term, order: Order },

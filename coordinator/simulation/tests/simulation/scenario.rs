@@ -351,7 +351,7 @@ impl Scenario {
         self
     }
 
-    /// There are always spare nodes, of which some make no replica.
+    /// There are always spare nodes; some make no replica.
     fn replicated(mut self, dice: &mut Dice) -> Scenario {
         let size = dice.between(2, 4) as u32;
         let (replicas, spares) = (dice.between(1, 4) as u32, dice.between(1, 4) as u32);

@@ -58,7 +58,7 @@ pub(crate) struct Injected {
     pub(crate) after: Dice,
 }
 
-/// A seed's schedule of which only some parts are kept. Around each fault the dice are those of the whole schedule, so
+/// Some parts of a seed's schedule. Around each fault the dice are those of the whole schedule, so
 /// that what is left out changes the rest little.
 #[derive(Clone)]
 pub(crate) struct Edit {

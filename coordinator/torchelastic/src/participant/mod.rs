@@ -151,7 +151,7 @@ enum Stage {
     },
 }
 
-/// How a version is made: step by step, each of which must succeed before its setup's time to live ends.
+/// How a version is made: step by step. Each step must succeed before its setup's time to live ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Making {
     Counter,

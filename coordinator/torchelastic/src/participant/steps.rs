@@ -308,7 +308,7 @@ impl Participant {
         self.ask(Call::ReadFiles(version.to_owned()), Request::Read { key, recursive: true });
     }
 
-    /// Writes the next state, if the one that is known still stands.
+    /// Writes the next state, if the store still has the one that is known.
     pub(super) fn swap(&mut self, why: Swap, next: &RendezvousState, ttl: Option<u64>) {
         let Some(Some(active)) = self.view.active() else { return };
         let (only, value) = (Only::Value(active.raw.clone()), next.text());
@@ -316,7 +316,7 @@ impl Participant {
         self.ask(Call::Swap(why, value.clone()), Request::Put { key, value, ttl, only });
     }
 
-    /// Deletes the state, if it still stands: who has a place in it looks for another.
+    /// Deletes the state, if the store still has it: who has a place in it looks for another.
     pub(super) fn free(&mut self) {
         let Some(Some(active)) = self.view.active() else { return };
         let only = Only::Value(active.raw.clone());

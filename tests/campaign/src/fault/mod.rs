@@ -29,7 +29,7 @@ pub(crate) enum Who {
 }
 
 impl Who {
-    /// Those of `all`, some of which lead.
+    /// Those of `all`; some of `all` lead.
     pub(crate) fn of(self, all: Vec<usize>, leading: &[usize]) -> Vec<usize> {
         let mut following = all.iter().copied().filter(|at| !leading.contains(at));
         match self {

@@ -310,10 +310,10 @@ async fn many_rounds_leave_nothing_behind(rounds: usize) {
     ended(&mut agents, 0).await;
     for node in ["a", "b"] {
         let told = of(node);
-        // Some of a round's own go a moment after it: so the least of a few rounds.
+        // Some of a round's own go a moment after it, on a busy machine in many rounds: so the least of half of them.
         let least = |rounds: &[Line], what| rounds.iter().map(|line| line.number(what)).min().unwrap();
         for what in ["descriptors", "threads", "children"] {
-            let (few, many) = (least(&told[2..8], what), least(&told[told.len() - 6..], what));
+            let (few, many) = (least(&told[2..told.len() / 2], what), least(&told[told.len() / 2..], what));
             assert_eq!(few, many, "{what} of {node}: {told:?}");
         }
     }

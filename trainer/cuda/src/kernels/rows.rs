@@ -239,7 +239,7 @@ impl Gpu {
         unsafe { self.run(launch, each(rows), "embed") }
     }
 
-    /// Adds to each token's row of `gradient` the rows of `slopes` at which the token stands. `numbers` are the tokens,
+    /// Adds to each token's row of `gradient` the rows of `slopes` at the token's places. `numbers` are the tokens,
     /// and `occurrences` their uploaded places.
     pub fn embed_slope(
         &self,

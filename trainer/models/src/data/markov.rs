@@ -35,7 +35,7 @@ impl Markov {
     /// # Panics
     /// With fewer tokens in the vocabulary than may follow a pair, or windows without tokens.
     pub(crate) fn new(vocabulary: usize, time: usize, windows: u64, seed: u64) -> Markov {
-        assert!(vocabulary >= FOLLOWERS, "{vocabulary} tokens, of which {FOLLOWERS} may follow a pair");
+        assert!(vocabulary >= FOLLOWERS, "{vocabulary} tokens, but {FOLLOWERS} may follow a pair");
         assert!(time > 0, "windows of no tokens");
         let followers = (0..2 * vocabulary as u64).map(|pair| distinct(mix(seed) ^ (pair << 32), vocabulary)).collect();
         Markov { vocabulary, time, first: 0, windows, seed, followers }

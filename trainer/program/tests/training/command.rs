@@ -32,7 +32,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Trains for some epochs of 23 steps, each of which leaves one checkpoint. There is one more, which was cut short.
+/// Trains for some epochs of 23 steps. Each leaves one checkpoint. There is one more, which was cut short.
 fn trained<const EPOCHS: usize>(folder: &Path) -> [PathBuf; EPOCHS] {
     for epoch in 1..=EPOCHS as u64 {
         let flags = format!("--hidden 16 --checkpoint-every 1000000 --keep 50 --epochs {epoch}");

@@ -147,7 +147,7 @@ fn a_worker_whose_peers_never_come_still_stops_at_once() {
 
 #[test]
 fn a_drain_commits_the_last_step_before_the_stop() {
-    // Given three workers, of which rank 2's node drains.
+    // Given three workers, and rank 2's node drains.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace");
     let flags = format!("{ENDLESS} --checkpoint-dir {} --trace {}", folder.path().display(), path.display());

@@ -255,7 +255,7 @@ fn a_round_cannot_overwrite_another_rounds_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let mut checkpoints = Checkpoints::new(Host, folder.path());
     let committed = save(&mut checkpoints, 6, 4).unwrap();
-    // When a member that was left behind in round 3 saves the same step, then the commit still stands.
+    // When a member that was left behind in round 3 saves the same step, then the commit remains.
     save(&mut checkpoints, 6, 3).unwrap();
     assert!(checkpoints.load(Path::new(&committed.path), Some(&committed.digest)).is_ok());
     // And a manifest that is whole but not the committed one is refused.

@@ -30,7 +30,7 @@ pub struct Share {
 /// A share that was written, or was not.
 #[derive(Debug)]
 pub struct EndedShare {
-    /// Of which step.
+    /// The step whose state it is part of.
     pub step: u64,
     /// Which one.
     pub share: Share,

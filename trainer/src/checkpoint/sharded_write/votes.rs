@@ -178,9 +178,9 @@ mod tests {
     /// A writer, and what its disk really does.
     struct Writer {
         shares: ShareVotes,
-        /// The share that it is writing: of which checkpoint, to which step, and whether it will be durable.
+        /// The share that it is writing: the checkpoint, the step, and whether it will be durable.
         disk: Option<(u64, u64, bool)>,
-        /// The checkpoints of which its share is durable.
+        /// The checkpoints whose share of its own is durable.
         durable: Vec<u64>,
     }
 

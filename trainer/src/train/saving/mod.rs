@@ -92,7 +92,7 @@ impl Saving {
         if self.writer.slots().are_kept() { self.writer.reserve(false) } else { None }
     }
 
-    /// A slot to copy a snapshot of `step` to, of which a share is to be written.
+    /// A slot to copy a snapshot of `step` to, whose share is to be written.
     pub(crate) fn reserve_for_share(&mut self, step: u64, share: Share) -> Option<ReservedSlot> {
         if step <= self.newest() || !self.has_room() {
             return None;

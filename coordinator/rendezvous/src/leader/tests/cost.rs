@@ -117,7 +117,7 @@ fn running(nodes: usize) -> (Scene, Leader, i64) {
     running_of(nodes, nodes)
 }
 
-/// The same, of which so many are enough.
+/// The same, where so many of them are enough.
 fn running_of(nodes: usize, fewest: usize) -> (Scene, Leader, i64) {
     let (scene, mut leader, mut revision) = forming_of(nodes, fewest);
     for phase in ["waiting", "running"] {
@@ -262,7 +262,7 @@ fn newcomers_to_an_empty_job_cost_the_same_for_any_number_lost() {
     leader.step(late, LeaderInput::Tick);
     settle(&mut leader, late, &mut revision);
     assert!(leader.view().expect("a view").roster.members().all(|(_, member)| member.evicted.is_some()));
-    // when as many others come, one by one, of which some claim a place of another's
+    // when as many others come, one by one, and some claim a place of another's
     let mut dearest = 0;
     for index in NODES..2 * NODES {
         revision += 1;

@@ -163,23 +163,6 @@ fn a_beat_that_claims_what_was_not_said_yet_proves_nothing() {
 }
 
 #[test]
-fn a_member_whose_key_was_deleted_gets_no_proof() {
-    // Given two members that are heard
-    let scene = Scene::new();
-    let (mut leader, _) = scene.leader();
-    written(&mut leader, NOW, 7);
-    opened(&mut leader);
-    heard(&mut leader, ["a", "b"], NOW);
-    let proven = |leader: &Leader, node| NOW.minus(leader.word(NOW, &id(node)).expect("a word").proof_age);
-    let since = proven(&leader, "b");
-    // when somebody deletes the key of one
-    let deleted = Event::Delete { key: scene.keys.node(&id("b")), revision: Revision(8) };
-    leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![deleted])));
-    // then it has to look itself
-    assert_eq!((proven(&leader, "a"), proven(&leader, "b")), (since, Time::ZERO));
-}
-
-#[test]
 fn a_failure_that_blames_a_peer_is_judged_after_one_lease_even_if_nodes_have_not_answered() {
     // Given a failure that blames a peer, and a member that no probe reaches
     let scene = Scene::new().node("b", failed("peer", "connection reset"));

@@ -77,7 +77,7 @@ fn a_resumed_job_has_its_whole_join_timeout_and_a_paused_one_has_none() {
 
 #[test]
 fn members_have_the_time_of_a_leave_to_stop_for_a_pause_even_if_it_is_resumed_meanwhile() {
-    // Given a job paused while a round forms, of which b has not stopped yet
+    // Given a job paused while a round forms, and b has not stopped for it yet
     let mut scene = Scene::forming(waits(2), running(1));
     let (mut leader, _) = scene.leader();
     opened(&mut leader);

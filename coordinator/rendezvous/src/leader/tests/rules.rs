@@ -150,3 +150,20 @@ fn a_round_that_was_replaced_is_deleted_once_the_next_runs() {
     let old = Op::delete_prefix(scene.keys.ranks_of_round(1));
     assert!(txn(&wants).is_some_and(|txn| txn.then.contains(&old)), "{wants:?}");
 }
+
+#[test]
+fn a_member_whose_key_was_deleted_gets_no_proof() {
+    // Given two members that are heard
+    let scene = Scene::new();
+    let (mut leader, _) = scene.leader();
+    written(&mut leader, NOW, 7);
+    opened(&mut leader);
+    heard(&mut leader, ["a", "b"], NOW);
+    let proven = |leader: &Leader, node| NOW.minus(leader.word(NOW, &id(node)).expect("a word").proof_age);
+    let since = proven(&leader, "b");
+    // when somebody deletes the key of one
+    let deleted = Event::Delete { key: scene.keys.node(&id("b")), revision: Revision(8) };
+    leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![deleted])));
+    // then it has to look itself
+    assert_eq!((proven(&leader, "a"), proven(&leader, "b")), (since, Time::ZERO));
+}

@@ -47,7 +47,7 @@ impl History {
         self.events.push_back(event);
     }
 
-    /// Fails for a revision of which not all is known any more.
+    /// Fails for a revision whose events are not all kept any more.
     pub(super) fn check(&self, requested: Revision) -> Result<(), Compacted> {
         if requested < self.oldest { Err(Compacted { requested, oldest: self.oldest }) } else { Ok(()) }
     }

@@ -24,7 +24,7 @@ pub(super) struct Leave {
     gone: Duration,
 }
 
-/// Whether a seat, of which this was heard last, keeps one here that leaves.
+/// Whether a seat that was last heard so keeps one here that leaves.
 fn is_needed_by(heard: Option<Heard>, Leave { since, gone }: Leave, now: Time) -> bool {
     heard.is_some_and(|heard| !heard.leaves && (now.since(heard.at) < gone || now.since(since) < ANSWER))
 }

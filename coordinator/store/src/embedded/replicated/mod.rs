@@ -1,4 +1,4 @@
-//! The embedded store on three agents, of which any two can serve it: Raft (<https://raft.github.io/raft.pdf>) over
+//! The embedded store on three agents. Any two of them can serve it: Raft (<https://raft.github.io/raft.pdf>) over
 //! state in memory.
 //!
 //! ```text
@@ -7,7 +7,7 @@
 //!                  └──── Hub ◀─────┘  carried out in the log's order, on each of the three
 //! ```
 //!
-//! [`Replica`] is the pure machine: which life of which agent votes, who leads, what is agreed on. `Group` drives it, and
+//! [`Replica`] is the pure machine: which agent votes in which life, who leads, what is agreed on. `Group` drives it, and
 //! `post` carries its letters over the store's own port and TLS.
 //!
 //! What differs from Raft on disks, as a process that ends forgets its log and its votes:

@@ -148,6 +148,20 @@ fn step(held: &mut Held<'_, Wide>, run: &Run<'_, Wide>, group: &mut Group) {
     held.gather(group).unwrap();
 }
 
+/// A rank that has settled in its first group, and done two steps there.
+fn two_steps<'a>(run: &Run<'a, Wide>, mut group: Group) -> (Held<'a, Wide>, Group) {
+    let mut held = begin(run);
+    held.settle(run, &mut group, true).unwrap();
+    (0..2).for_each(|_| step(&mut held, run, &mut group));
+    (held, group)
+}
+
+/// Ends a group once all its ranks are here.
+fn leave(mut group: Group) {
+    group.barrier().unwrap();
+    group.leave();
+}
+
 fn form(rank: u32, world_size: u32, master_port: u16) -> Group {
     let (job, master_addr, settings) = ("test".to_owned(), "127.0.0.1".to_owned(), String::new());
     let config =
@@ -174,7 +188,7 @@ fn undisturbed(model: &Wide, steps: usize) -> Vec<State> {
     states
 }
 
-/// Ends a step of which this rank has its sums in a phase.
+/// Ends a step in a phase. This rank has the step's sums.
 fn end_in(phase: Phase, held: &mut Held<'_, Wide>, run: &Run<'_, Wide>, after: &State) {
     if phase == Phase::Summed {
         return;
@@ -210,21 +224,18 @@ proptest! {
         let rank = |rank: u32| {
             let feed = Feed::new(&Numbers, &settings);
             let run = run_of(&settings, &model, &feed);
-            let mut held = begin(&run);
-            if rank < before {
-                let mut group = form(rank, before, first);
-                held.settle(&run, &mut group, true).unwrap();
-                (0..2).for_each(|_| step(&mut held, &run, &mut group));
+            let mut held = if rank < before {
+                let (mut held, mut group) = two_steps(&run, form(rank, before, first));
                 assert_eq!(held.state.checksum(), states[2].checksum());
                 if sums {
                     reduce(&mut held, &run, &mut group);
                     end_in(phases[rank as usize], &mut held, &run, &states[3]);
                 }
-                group.barrier().unwrap();
-                group.leave();
+                leave(group);
+                held
             } else {
-                held.holding = Holding::Nothing;
-            }
+                Held { holding: Holding::Nothing, ..begin(&run) }
+            };
             let place = survivors.iter().copied().chain(before..before + after).position(|survivor| survivor == rank);
             let Some(place) = place.filter(|place| (*place as u32) < after) else { return };
             let mut group = form(place as u32, after, second);
@@ -244,8 +255,7 @@ proptest! {
             held.assemble(&mut group, (place == 0).then_some(&mut whole[..])).unwrap();
             assert_eq!(held.state.checksum(), states[end].checksum());
             assert!(place > 0 || whole == states[end].flat, "the optimizer's numbers too");
-            group.barrier().unwrap();
-            group.leave();
+            leave(group);
         };
         on_each_rank(before + after.saturating_sub(before - 1), rank);
     }
@@ -284,11 +294,8 @@ fn what_a_rank_owned_stays_until_all_have_theirs() {
     let rank = |rank: u32| {
         let feed = Feed::new(&Numbers, &settings);
         let run = run_of(&settings, &model, &feed);
-        let (mut held, mut group) = (begin(&run), form(rank, 4, ports[0]));
-        held.settle(&run, &mut group, true).unwrap();
-        (0..2).for_each(|_| step(&mut held, &run, &mut group));
-        group.barrier().unwrap();
-        group.leave();
+        let (mut held, group) = two_steps(&run, form(rank, 4, ports[0]));
+        leave(group);
         let mut group = form((rank + 1) % 4, 4, ports[1]);
         match rank {
             1 | 3 => half_settle(&held, group, &both),
@@ -303,8 +310,7 @@ fn what_a_rank_owned_stays_until_all_have_theirs() {
             let mut whole = vec![f32::NAN; 3 * PARAMETERS];
             held.assemble(&mut group, Some(&mut whole)).unwrap();
             assert!(whole == states[2].flat);
-            group.barrier().unwrap();
-            group.leave();
+            leave(group);
         }
     };
     on_each_rank(4, rank);
@@ -317,9 +323,7 @@ fn a_rank_with_other_numbers_takes_those_of_the_others() {
     let rank = |rank: u32| {
         let feed = Feed::new(&Numbers, &settings);
         let run = run_of(&settings, &model, &feed);
-        let (mut held, mut group) = (begin(&run), form(rank, 4, port));
-        held.settle(&run, &mut group, true).unwrap();
-        (0..2).for_each(|_| step(&mut held, &run, &mut group));
+        let (mut held, mut group) = two_steps(&run, form(rank, 4, port));
         // A parameter of one rank changes: it takes all from the others.
         held.state.flat[7] += if rank == 1 { 1.0 } else { 0.0 };
         assert_eq!(held.settle(&run, &mut group, true).unwrap(), (2, 1));
@@ -340,11 +344,8 @@ fn ranks_continue_from_a_snapshot_if_both_owners_of_a_part_are_gone() {
     let rank = |rank: u32| {
         let feed = Feed::new(&Numbers, &settings);
         let run = run_of(&settings, &model, &feed);
-        let (mut held, mut group) = (begin(&run), form(rank, 4, ports[0]));
-        held.settle(&run, &mut group, true).unwrap();
-        (0..2).for_each(|_| step(&mut held, &run, &mut group));
-        group.barrier().unwrap();
-        group.leave();
+        let (mut held, group) = two_steps(&run, form(rank, 4, ports[0]));
+        leave(group);
         if [1, 3].contains(&rank) {
             // Another worker, which found the state after the first step in its agent's memory.
             held = begin(&run);
@@ -357,8 +358,7 @@ fn ranks_continue_from_a_snapshot_if_both_owners_of_a_part_are_gone() {
         let mut whole = vec![f32::NAN; 3 * PARAMETERS];
         held.assemble(&mut group, Some(&mut whole)).unwrap();
         assert!(whole == states[3].flat);
-        group.barrier().unwrap();
-        group.leave();
+        leave(group);
     };
     on_each_rank(4, rank);
 }
@@ -385,11 +385,8 @@ fn numbers_that_arrive_damaged_are_asked_for_again() {
     on_each_rank(4, |rank| {
         let feed = Feed::new(&Numbers, &settings);
         let run = run_of(&settings, &model, &feed);
-        let (mut held, mut group) = (begin(&run), form(rank, 4, ports[0]));
-        held.settle(&run, &mut group, true).unwrap();
-        (0..2).for_each(|_| step(&mut held, &run, &mut group));
-        group.barrier().unwrap();
-        group.leave();
+        let (mut held, group) = two_steps(&run, form(rank, 4, ports[0]));
+        leave(group);
         if rank == 3 {
             held = begin(&run);
             held.holding = Holding::Nothing;
@@ -406,8 +403,7 @@ fn numbers_that_arrive_damaged_are_asked_for_again() {
         let mut whole = vec![f32::NAN; 3 * PARAMETERS];
         held.assemble(&mut group, Some(&mut whole)).unwrap();
         assert!(whole == states[2].flat);
-        group.barrier().unwrap();
-        group.leave();
+        leave(group);
     });
 }
 
@@ -418,9 +414,7 @@ fn what_was_handed_over_is_compared_before_the_rest_is_dropped() {
     on_each_rank(4, |rank| {
         let feed = Feed::new(&Numbers, &settings);
         let run = run_of(&settings, &model, &feed);
-        let (mut held, mut group) = (begin(&run), form(rank, 4, ports[0]));
-        held.settle(&run, &mut group, true).unwrap();
-        (0..2).for_each(|_| step(&mut held, &run, &mut group));
+        let (mut held, mut group) = two_steps(&run, form(rank, 4, ports[0]));
         let stay = [true, true, false, false];
         held.hand_over(&mut group, &stay).unwrap();
         group.leave();
@@ -438,8 +432,7 @@ fn what_was_handed_over_is_compared_before_the_rest_is_dropped() {
         // Between them they still have all that they owned before.
         assert_eq!(held.settle(&run, &mut group, true).unwrap(), (2, 2));
         assert!(held.state.flat == states[2].flat);
-        group.barrier().unwrap();
-        group.leave();
+        leave(group);
     });
 }
 

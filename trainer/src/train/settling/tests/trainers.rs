@@ -56,8 +56,7 @@ fn a_copy_is_made_of_the_step_that_a_round_begins_after() {
         trainer.held.sharding.iter_mut().for_each(|sharding| sharding.assembles = false);
         trainer.agree(&mut group).unwrap();
         assert_eq!(begin_copy(trainer, &mut group).unwrap().is_some(), group.rank() == 0);
-        group.barrier().unwrap();
-        group.leave();
+        leave(group);
     });
 }
 
@@ -89,8 +88,7 @@ fn no_rank_ends_before_rank_0_has_the_last_state() {
         // Others that do not wait are gone by then.
         thread::sleep(Duration::from_millis(300));
         there.store(true, Ordering::SeqCst);
-        group.barrier().unwrap();
-        group.leave();
+        leave(group);
     });
 }
 

@@ -1,4 +1,4 @@
-//! Judges a job: where it stands, who leads, which ports of its nodes answer, why a node waits. Pure: `reach` looks.
+//! Judges a job: its state, who leads, which ports of its nodes answer, why a node waits. Pure: `reach` looks.
 
 use std::collections::BTreeMap;
 

@@ -14,7 +14,7 @@ fn event(at_ms: u64, state: &str) -> Value {
     json!({ "at_ms": at_ms, "round": 3, "state": state, "reason": format!("at {at_ms}") })
 }
 
-/// Two jobs that continue, and two that have ended, of which `c` ended last.
+/// Two jobs that continue, and two that have ended, `c` last.
 fn four() -> Overview {
     let progress = json!({
         "generation": 1, "round": 3, "step": 1200, "total_steps": 5000, "loss": 2.34567, "steps_per_second": 4.125,
