@@ -108,6 +108,12 @@ impl Job {
         self.conf("lease_ttl", "20").conf("takeover_delay", "40s")
     }
 
+    /// Has the first round wait for as many nodes as the job takes, however long the agents take to start.
+    #[must_use]
+    pub fn gathers(self) -> Job {
+        self.conf("last_call_timeout", "30s")
+    }
+
     /// Gives the job another id, where several share a store.
     #[must_use]
     pub fn named(mut self, id: &str) -> Job {

@@ -43,11 +43,14 @@ def here():
     names += " TORCHELASTIC_RESTART_COUNT"
     master = e["MASTER_ADDR"] + ":" + e["MASTER_PORT"]
     note("starts", " ".join([e[name] for name in names.split()] + [str(os.getpid()), master]))
+heard = []
 def agent():
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(e["ELASTIC_AGENT_SOCKET"])
     def listen():
-        for line in connection.makefile(): note(f"heard-{node}", line.strip())
+        for line in connection.makefile():
+            note(f"heard-{node}", line.strip())
+            heard.append(json.loads(line))
     threading.Thread(target=listen, daemon=True).start()
     def say(**message): connection.sendall((json.dumps(message) + "\n").encode())
     say(type="register", local_rank=local_rank, pid=os.getpid())

@@ -38,7 +38,7 @@ async fn a_job_grows_shrinks_and_grows_again() {
 async fn an_agent_that_is_killed_and_started_again_is_back_at_once() {
     const SOON: Duration = Duration::from_secs(5);
     // Given a job that grows only when its round is old, and whose minimum is met without the node that is killed
-    let job = Job::on_etcd("2:3").await.prompt().conf("min_round_time", "30s").flag("--max-restarts=0");
+    let job = Job::on_etcd("2:3").await.prompt().gathers().conf("min_round_time", "30s").flag("--max-restarts=0");
     let mut agents = job.start_all(["a", "b", "c"]);
     let first = job.runs(1, 3).await;
     let rest: Vec<&str> = first.nodes().into_iter().filter(|node| *node != "c").collect();

@@ -80,7 +80,7 @@ async fn after_failure_a_new_start_is_a_new_generation() {
 
 #[tokio::test]
 async fn a_cluster_killed_as_a_whole_continues_with_the_same_flags() {
-    let job = Job::on_etcd("2:3").await.flag("--max-restarts=2");
+    let job = Job::on_etcd("2:3").await.gathers().flag("--max-restarts=2");
     let mut agents = job.start_all(["a", "b", "c"]);
     job.runs(1, 3).await.of("a").exit(1);
     let before = job.runs(2, 3).await;

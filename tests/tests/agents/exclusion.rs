@@ -16,7 +16,7 @@ fn sorted(round: &Round) -> Vec<&str> {
 }
 
 async fn three(flags: &[&str]) -> (Job, [Agent; 3]) {
-    let job = Job::on_etcd("1:3").await.flag("--max-restarts=9");
+    let job = Job::on_etcd("1:3").await.gathers().flag("--max-restarts=9");
     let job = flags.iter().fold(job, |job, flag| job.flag(flag));
     let agents = job.start_all(["a", "b", "c"]);
     job.runs(1, 3).await;

@@ -20,7 +20,7 @@ async fn ends_well(job: &Job, agents: &mut [Agent]) {
 /// The agent of a node is killed or frozen. The others continue in their old order, free of charge, and no worker
 /// outlives its agent. When the agent starts again or thaws, the node gets the last place.
 async fn is_missed_and_comes_back(job: Job, at: usize, freezes: bool, within: Duration) {
-    let job = job.flag("--max-restarts=0");
+    let job = job.gathers().flag("--max-restarts=0");
     let (mut agents, first) = three(&job).await;
     let node = agents[at].name.clone();
     if freezes {
@@ -65,7 +65,7 @@ async fn a_frozen_leader_is_replaced_and_joins_again() {
 
 #[tokio::test]
 async fn two_agents_killed_at_once_come_back() {
-    let job = Job::on_etcd("1:3").await.flag("--max-restarts=0");
+    let job = Job::on_etcd("1:3").await.gathers().flag("--max-restarts=0");
     let (mut agents, _) = three(&job).await;
 
     // When the leader and another are killed, then the third continues alone
@@ -124,7 +124,7 @@ async fn etcd_may_be_away_for_thirty_seconds_with_default_timings() {
 
 #[tokio::test]
 async fn an_agent_killed_while_etcd_is_away_is_missed_on_its_return() {
-    let mut job = Job::on_etcd("2:3").await.flag("--max-restarts=0");
+    let mut job = Job::on_etcd("2:3").await.gathers().flag("--max-restarts=0");
     let (mut agents, first) = three(&job).await;
 
     job.etcd_mut().kill();

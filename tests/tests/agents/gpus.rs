@@ -88,8 +88,7 @@ async fn who_waits_for_a_gpu_can_be_asked_to_leave() {
     let job = with_gpus(job, old.pid(), old.pid());
     let mut agent = job.start("a");
     agent.says("held by workers of an earlier round", LIMIT).await;
-    agent.signal(Signal::TERM);
-    assert_eq!(agent.exit(LIMIT).await, LEFT);
+    job.leaves([&mut agent]).await;
     assert_eq!(job.workers().len(), 0);
 }
 

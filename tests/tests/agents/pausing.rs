@@ -46,8 +46,7 @@ async fn a_paused_job_frees_its_machines_and_continues_from_what_was_committed_i
     // An agent that is asked to leave while its job is paused does so at once.
     job.ctl_ok(&["pause", "job"]).await;
     is_paused(&job, 2).await;
-    agents.iter().for_each(|agent| agent.signal(Signal::TERM));
-    assert_eq!(exits(&mut agents).await, [3, 3]);
+    job.leaves(&mut agents).await;
 }
 
 #[tokio::test]

@@ -8,10 +8,7 @@ pub(crate) const COMMITS: &str = r#"
 def save(number, frame):
     (folder / "manifest.json").touch()
     say(type="commit", id=1, checkpoint=dict(step=41, path=str(folder / "manifest.json"), digest="crc32c:0"))
-    heard = folder / f"heard-{node}"
-    for _ in range(1000):
-        if any(json.loads(line).get("id") == 1 for line in heard.read_text().splitlines()): break
-        time.sleep(0.01)
+    while not any(message.get("id") == 1 for message in heard): time.sleep(0.01)
     os._exit(0)
 signal.signal(signal.SIGTERM, save)
 say = agent()
@@ -71,7 +68,7 @@ async fn is_saving(job: &Job, node: &str) {
 
 #[tokio::test]
 async fn a_preempted_node_saves_and_the_others_continue_when_it_has() {
-    let job = saving(Job::on_etcd("1:3").await.prompt().flag("--max-restarts=0").flag("--drain-grace=20"));
+    let job = saving(Job::on_etcd("1:3").await.prompt().gathers().flag("--max-restarts=0").flag("--drain-grace=20"));
     let mut a = job.start("a");
     assert_eq!(job.leader().await, "a");
     let [b, mut c] = job.start_all(["b", "c"]);
@@ -114,7 +111,7 @@ async fn a_preempted_node_saves_and_the_others_continue_when_it_has() {
 
 #[tokio::test]
 async fn what_a_leaving_worker_commits_after_the_signal_is_resumed_from() {
-    let job = Job::on_etcd("1:2").await.flag("--max-restarts=0").python(COMMITS);
+    let job = Job::on_etcd("1:2").await.gathers().flag("--max-restarts=0").python(COMMITS);
     let [a, mut b] = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
 
@@ -133,14 +130,13 @@ async fn what_a_leaving_worker_commits_after_the_signal_is_resumed_from() {
 
 #[tokio::test]
 async fn a_job_that_is_stopped_as_a_whole_ends_at_once_and_starts_again_at_once() {
-    let job = saving(Job::on_etcd("2:3").await.prompt().flag("--max-restarts=0"));
+    let job = saving(Job::on_etcd("2:3").await.prompt().gathers().flag("--max-restarts=0"));
     let mut agents = job.start_all(["a", "b", "c"]);
     job.runs(1, 3).await;
     takes(&job, "b", 0.5);
 
     let asked = Instant::now();
-    agents.iter().for_each(|agent| agent.signal(Signal::TERM));
-    assert_eq!(exits(&mut agents).await, [LEFT; 3]);
+    job.leaves(&mut agents).await;
     println!("SIGTERM to all → the last agent has ended: {:?}", asked.elapsed());
     assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
     assert_eq!(["a", "b", "c"].map(|node| job.read(&format!("checkpoint-{node}"))), ["1\n"; 3]);
@@ -152,8 +148,7 @@ async fn a_job_that_is_stopped_as_a_whole_ends_at_once_and_starts_again_at_once(
     let again = job.runs_within(2, 3, AT_ONCE).await;
     println!("started again → runs: {:?}", begun.elapsed());
     assert_eq!((again.number, again.restarts()), (2, 0));
-    agents.iter().for_each(|agent| agent.signal(Signal::TERM));
-    assert_eq!(exits(&mut agents).await, [LEFT; 3]);
+    job.leaves(&mut agents).await;
 }
 
 #[tokio::test]
@@ -263,7 +258,7 @@ async fn a_node_that_has_no_place_yet_leaves_at_once() {
 #[tokio::test]
 async fn an_operator_drains_a_node_as_a_signal_would() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "1:2").prompt().flag("--max-restarts=0").flag("--drain-grace=20"));
+    let job = saving(Job::on(&etcd, "1:2").prompt().gathers().flag("--max-restarts=0").flag("--drain-grace=20"));
     let [mut a, mut b] = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
     takes(&job, "b", 1.0);

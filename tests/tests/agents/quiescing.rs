@@ -13,9 +13,10 @@ def note(name, **what):
 note("started", node=node, local_rank=local_rank, pid=os.getpid(),
     **{name: os.environ.get(name) for name in
         ("RANK", "MASTER_PORT", "ELASTIC_ROUND", "ELASTIC_WARM_UP", "TORCHELASTIC_MAX_RESTARTS")})
+asks = threading.Event()
 def stopped(*_):
     note("stopped", node=node, local_rank=local_rank, pid=os.getpid())
-    while told("lingers"): time.sleep(0.02)
+    while told("lingers") or asks.is_set(): time.sleep(0.02)
     os._exit(1)
 signal.signal(signal.SIGTERM, stopped)
 agent = socket.socket(socket.AF_UNIX)
@@ -35,6 +36,7 @@ def listen():
             note("errors", message=message["message"])
         elif message["type"] == "round_requested":
             note("requested", node=node, id=message["id"])
+        if message.get("id") == 5: asks.clear()
 threading.Thread(target=listen, daemon=True).start()
 if told("hasty"): say(type="quiesced", round=1, step=0)
 while told("slow") and not (folder / "go").exists(): time.sleep(0.02)
@@ -50,6 +52,7 @@ while not (folder / "done").exists():
         note("steps", node=node, step=step)
     if told("ask"):
         (folder / f"ask-{node}-{local_rank}").rename(folder / f"asked-{node}-{local_rank}")
+        asks.set()
         say(type="request_round", id=5, round=int((folder / "round").read_text()), reason="a cable is loose")
 "#;
 

@@ -66,7 +66,7 @@ async fn a_worker_registers_meets_its_peer_and_commits() {
 
 #[tokio::test]
 async fn an_evicted_nodes_commit_is_refused() {
-    let job = job_on("1:2").await;
+    let job = job_on("1:2").await.gathers();
     let first = job.start("a");
     assert_eq!(job.leader().await, "a");
     let second = job.start("b");

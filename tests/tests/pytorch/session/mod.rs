@@ -120,8 +120,7 @@ async fn a_node_that_leaves_while_a_newcomer_joins_saves_what_only_it_has() {
     let place = async || job.workers().into_iter().find(|worker| worker.node == "b");
     let second = eventually("b has a place", LIMIT, place).await.round;
     // ... and that one is asked to leave
-    a.signal(Signal::TERM);
-    assert_eq!(a.exit(LIMIT).await, 3);
+    job.leaves([&mut a]).await;
 
     // Then it has saved its last step, and the other continues from there
     std::fs::remove_file(job.path("late-b")).unwrap();
@@ -225,8 +224,7 @@ async fn a_session_whose_loader_has_processes_saves_its_last_step() {
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut a = job.start("a");
     works(&job, "applied", 1, 1).await;
-    a.signal(Signal::TERM);
-    assert_eq!(a.exit(LIMIT).await, LEFT);
+    job.leaves([&mut a]).await;
     let done = last_step(&lines(&job), 1) + 1;
     let saved = job.record("checkpoint").await.unwrap()["step"].as_u64().unwrap();
     // A step whose samples it had named may be the one that could not be done.
