@@ -16,6 +16,11 @@ const RACKS: u32 = 25;
 /// Most nodes of a rack.
 const RACK: u32 = 300;
 
+/// The least nodes of a round. A rack less than all is enough, and those that come over some time make few rounds.
+fn least(size: u32) -> u32 {
+    size - size / 20
+}
+
 /// Which connections to etcd the nodes of a job have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Connections {
@@ -70,7 +75,7 @@ impl Fleet {
     pub(crate) fn new(address: &str, size: u32, manner: Manner) -> Result<Fleet> {
         let job: JobId = format!("scale-{size}").parse()?;
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
-        let spec = Spec { timings: Timings::default(), max_restarts: 100, ..quick_spec(size / 2, size) };
+        let spec = Spec { timings: Timings::default(), max_restarts: 100, ..quick_spec(least(size), size) };
         let store = EtcdStore::connect(EtcdConfig::new([address]))?;
         let (crews, first, singles, racks) = (Vec::new(), None, Vec::new(), Vec::new());
         Ok(Fleet { address: address.to_owned(), job, keys, spec, store, manner, crews, first, singles, racks })
