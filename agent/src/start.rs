@@ -4,11 +4,12 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use elastic_store::listener;
+use elastic_store::listener::{self, Serves};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{self, AgentLog, Stop, Task};
 use crate::output::logs::Console;
+use crate::workers_store::rank0_port::StoreHost;
 use crate::{guard, run, spare};
 
 /// The program. Call it first in the process: see [`guard::serve`].
@@ -47,7 +48,10 @@ fn begin(task: Task) -> anyhow::Result<u8> {
     };
     let guard = guard::start()?;
     // This comes after the guard's start: workers are its children, and keep the limit that they were given.
-    listener::raise_descriptor_limit();
+    listener::share_descriptors(Serves {
+        store: options.store.choice.may_be_served_here(),
+        workers: matches!(options.workers.store_host, StoreHost::Agent(_)),
+    });
     let console = Console::standard().context("open the console")?;
     set_up_log(&options.log, console.clone());
     carry_out(async { Ok(run::run_to_end(options, guard, console).await) })

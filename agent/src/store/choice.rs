@@ -43,6 +43,15 @@ pub(crate) enum StoreChoice {
 }
 
 impl StoreChoice {
+    /// Whether this agent may come to serve the store at a port of its own.
+    pub(crate) fn may_be_served_here(&self) -> bool {
+        match self {
+            StoreChoice::Hosted { is_host, .. } => *is_host != Some(false),
+            StoreChoice::Replicated { .. } => true,
+            StoreChoice::Standalone | StoreChoice::Etcd { .. } => false,
+        }
+    }
+
     /// The endpoints at which other nodes find the store. Empty if there are no other nodes.
     pub(crate) fn endpoints(&self) -> &[Endpoint] {
         match self {

@@ -20,7 +20,7 @@ use elastic_rendezvous::job::{Endpoint, LeaderRecord, NodeId};
 use elastic_store::Store;
 use elastic_store::embedded::{EmbeddedError, EmbeddedServer, Options, Replicas, names_loopback};
 use elastic_store::etcd::{EtcdConfig, EtcdStore};
-use elastic_store::listener::{self, listen};
+use elastic_store::listener::{self, Serves, listen};
 use elastic_store::metered::Metered;
 use elastic_store::tls::{MutualTls, ServerSettings, http_certificate};
 use tokio::signal::unix::{SignalKind, signal};
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     }
     set_up_log(cli.json_logs);
     // Each agent of each job that is led from here holds a connection.
-    listener::raise_descriptor_limit();
+    listener::share_descriptors(Serves { store: cli.embedded, workers: false });
     match block_on(run(cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 
-use super::fleet::{Connections, Fleet};
+use super::fleet::{Connections, Fleet, Manner};
 
 /// The word that makes this program one.
 pub(crate) const WORD: &str = "crew";
@@ -47,10 +47,10 @@ pub(crate) struct Crew {
 }
 
 impl Crew {
-    pub(crate) fn start(address: &str, size: u32, connections: Connections) -> Result<Crew> {
+    pub(crate) fn start(address: &str, size: u32, Manner { connections, over }: Manner) -> Result<Crew> {
         let connections = if connections == Connections::Shared { "shared" } else { "own" };
         let mut process = Command::new(std::env::current_exe()?)
-            .args([WORD, address, &size.to_string(), connections])
+            .args([WORD, address, &size.to_string(), connections, &over.as_millis().to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -104,9 +104,10 @@ impl Crew {
 
 /// The other end: this process holds a part of a job of this size, with the words after [`WORD`].
 pub(crate) async fn serve(words: &[String]) -> Result<()> {
-    let [address, size, connections] = words else { bail!("a crew takes an address, a size and its connections") };
+    let [address, size, connections, over] = words else { bail!("a crew takes an address, a size and how nodes come") };
     let connections = if connections == "shared" { Connections::Shared } else { Connections::Own };
-    let mut fleet = Some(Fleet::new(address, size.parse()?, connections)?);
+    let manner = Manner { connections, over: Duration::from_millis(over.parse()?) };
+    let mut fleet = Some(Fleet::new(address, size.parse()?, manner)?);
     let (hand_on, mut orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || std::io::stdin().lines().map_while(|line| hand_on.send(line.ok()?).ok()).for_each(drop));
     while let Some(order) = orders.recv().await {
@@ -120,7 +121,7 @@ async fn carry_out(fleet: &mut Option<Fleet>, order: Order) -> Result<serde_json
     let Some(here) = fleet else { bail!("the nodes have ended") };
     let answer = match order {
         Order::Come(names, rack) => {
-            let racks = names.chunks(rack as usize).map(|names| here.come(names.to_vec()));
+            let racks = names.chunks(rack as usize).map(|names| here.come(names.to_vec(), here.manner.over));
             let racks = futures::future::try_join_all(racks).await?;
             here.racks.extend(racks);
             serde_json::Value::Null

@@ -11,8 +11,15 @@ use elastic_tests::rack::{Frozen, Rack};
 
 use super::crew::{Crew, Seen};
 
-/// Racks of a job, besides those of the node that leads first and of those that are to die alone.
-pub(crate) const RACKS: u32 = 25;
+/// Nodes of a rack, besides that of the node that leads first and those that are to die alone: a job has 25.
+pub(crate) fn rack_of(size: u32) -> u32 {
+    size.div_ceil(25).min(300)
+}
+
+/// The least nodes of a round. A rack less than all is enough, and those that come over some time make few rounds.
+fn least(size: u32) -> u32 {
+    size - size / 20
+}
 
 /// Which connections to etcd the nodes of a job have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +28,14 @@ pub(crate) enum Connections {
     Own,
     /// Those of a rack share one.
     Shared,
+}
+
+/// How the nodes of a job come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Manner {
+    pub(crate) connections: Connections,
+    /// From the first to the last.
+    pub(crate) over: Duration,
 }
 
 pub(crate) struct Group {
@@ -48,7 +63,7 @@ pub(crate) struct Fleet {
     keys: Keys,
     spec: Spec,
     store: EtcdStore,
-    connections: Connections,
+    pub(crate) manner: Manner,
     crews: Vec<Crew>,
     pub(crate) first: Option<Group>,
     pub(crate) singles: Vec<Group>,
@@ -57,39 +72,39 @@ pub(crate) struct Fleet {
 
 impl Fleet {
     /// A job for so many nodes; none is there yet.
-    pub(crate) fn new(address: &str, size: u32, connections: Connections) -> Result<Fleet> {
+    pub(crate) fn new(address: &str, size: u32, manner: Manner) -> Result<Fleet> {
         let job: JobId = format!("scale-{size}").parse()?;
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
-        let spec = Spec { timings: Timings::default(), max_restarts: 100, ..quick_spec(size / 2, size) };
+        let spec = Spec { timings: Timings::default(), max_restarts: 100, ..quick_spec(least(size), size) };
         let store = EtcdStore::connect(EtcdConfig::new([address]))?;
         let (crews, first, singles, racks) = (Vec::new(), None, Vec::new(), Vec::new());
-        Ok(Fleet { address: address.to_owned(), job, keys, spec, store, connections, crews, first, singles, racks })
+        Ok(Fleet { address: address.to_owned(), job, keys, spec, store, manner, crews, first, singles, racks })
     }
 
     /// Has the node that is to lead come, so that its thread is its own.
     pub(crate) async fn elect(&mut self, within: Duration) -> Result<()> {
-        self.first = Some(self.come(vec!["first".into()]).await?);
+        self.first = Some(self.come(vec!["first".into()], Duration::ZERO).await?);
         self.until_led(within, |_| true).await.map(drop)
     }
 
-    /// Has all others come at once; `alone` of them are to die alone. Returns when their first calls are under way.
-    /// A process holds no more than `most` of them. The others are on so many racks, each of which has a thread.
-    pub(crate) async fn fill(&mut self, size: u32, alone: u32, most: u32, racks: u32) -> Result<()> {
+    /// Has all others come; `alone` of them are to die alone. Returns when their first calls are under way.
+    /// A process holds no more than `most` of them, a rack no more than `rack`. Each rack has a thread.
+    pub(crate) async fn fill(&mut self, size: u32, alone: u32, most: u32, rack: u32) -> Result<()> {
         let others = size.saturating_sub(1 + alone);
-        let rack = others.div_ceil(racks).clamp(1, most);
+        let rack = rack.clamp(1, most / 2);
         let names: Vec<String> = (0..others).map(|node| format!("node-{node:05}")).collect();
         let here = if size <= most { others } else { (most / 2).max(2 * rack) };
         let (here, elsewhere) = names.split_at(here as usize);
         let mut crews = Vec::new();
         let processes = elsewhere.len().div_ceil(most as usize).max(1);
         for part in elsewhere.chunks(elsewhere.len().div_ceil(processes).max(1)) {
-            crews.push((Crew::start(&self.address, self.spec.max_nodes, self.connections)?, part));
+            crews.push((Crew::start(&self.address, self.spec.max_nodes, self.manner)?, part));
         }
         let elsewhere = crews.iter_mut().map(|(crew, part)| crew.come(part, rack));
         let elsewhere = futures::future::try_join_all(elsewhere);
         let singles: Vec<_> = (0..alone).map(|node| vec![format!("alone-{node:03}")]).collect();
         let racks = here.chunks(rack as usize).map(<[String]>::to_vec).chain(singles);
-        let here = futures::future::try_join_all(racks.map(|names| self.come(names)));
+        let here = futures::future::try_join_all(racks.map(|names| self.come(names, self.manner.over)));
         let (come, _) = futures::future::try_join(here, elsewhere).await?;
         let (singles, racks) = come.into_iter().partition(|group| group.names()[0].starts_with("alone"));
         (self.singles, self.racks) = (singles, racks);
@@ -97,11 +112,11 @@ impl Fleet {
         Ok(())
     }
 
-    /// Starts nodes of these names, on a rack of their own.
-    pub(crate) async fn come(&self, names: Vec<String>) -> Result<Group> {
+    /// Starts nodes of these names, on a rack of their own, one after the other in this time.
+    pub(crate) async fn come(&self, names: Vec<String>, over: Duration) -> Result<Group> {
         let rack = Rack::start()?;
         let (address, keys, job, spec) = (self.address.clone(), self.keys.clone(), self.job.clone(), self.spec.clone());
-        let connections = self.connections;
+        let (connections, pause) = (self.manner.connections, over / names.len() as u32);
         let starting = rack.handle().spawn(async move {
             let mut nodes = Vec::new();
             let connect = || EtcdStore::connect(EtcdConfig::new([address.clone()]));
@@ -110,6 +125,7 @@ impl Fleet {
                 let store = if connections == Connections::Shared { shared.clone() } else { connect()? };
                 let store: Arc<dyn Store> = Arc::new(store);
                 nodes.push(start_node(store, keys.clone(), &job, spec.clone(), &name).await?);
+                tokio::time::sleep(pause).await;
             }
             anyhow::Ok(nodes)
         });

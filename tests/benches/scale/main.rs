@@ -3,7 +3,7 @@
 //! `make bench-scale` runs this; `make bench-scale SIZES="100 4000"` chooses the sizes, `ELASTIC_ETCD=3.5` the release of
 //! etcd. Words among the sizes: with `crowd` only the start of nodes that come at once is measured; with `shared` the
 //! nodes of a rack share a connection to etcd, where each has its own otherwise; with `busy` two other processes use the
-//! processors meanwhile.
+//! processors meanwhile; with `over=20` nodes come over 20 s, not at once; with `churn=10` nodes die for ten minutes.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
@@ -12,14 +12,14 @@ mod etcd_load;
 mod fleet;
 mod report;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use elastic_rendezvous::time::Time;
-use elastic_store::listener::raise_descriptor_limit;
+use elastic_store::listener::{Serves, Share, share_descriptors};
 use elastic_tests::prelude::*;
 use elastic_tests::processor::process;
 
 use self::etcd_load::{EtcdLoad, version};
-use self::fleet::{Connections, Fleet, RACKS};
+use self::fleet::{Connections, Fleet, Manner, rack_of};
 use self::report::{Churned, Point, Rest, Step};
 
 const WITHIN: Duration = Duration::from_secs(180);
@@ -32,7 +32,7 @@ const AFTER: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_secs(30);
 
 /// The time in which one node of a hundred dies and comes back.
-const CHURN: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// The time between two counts of the nodes that have workers at work.
 const LOOK: Duration = Duration::from_millis(100);
@@ -42,12 +42,26 @@ const DESCRIPTORS: usize = 3;
 /// Those that are for other things.
 const SPARE: usize = 1_000;
 
+/// Local ports that a node takes while all are on one machine: its own, one that connects to etcd, and as many that wait
+/// for their end (`TIME_WAIT`).
+const PORTS: u32 = 4;
+
+/// Local ports that the kernel gives.
+fn local_ports() -> Result<u32> {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
+    let ends: Vec<u32> = range.split_whitespace().filter_map(|port| port.parse().ok()).collect();
+    let [first, last] = ends[..] else { bail!("{range} is no range of ports") };
+    Ok(last + 1 - first)
+}
+
 /// What is measured.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
-    connections: Connections,
+    manner: Manner,
     /// Only the start of a crowd.
     crowd: bool,
+    /// How many minutes nodes die and come back.
+    churn: u32,
     /// How many descriptors a process may have.
     descriptors: usize,
 }
@@ -55,26 +69,38 @@ struct Setting {
 impl Setting {
     /// How many nodes of a job of this size a process holds. Any of them may lead, and then has a stream of each.
     fn most(self, size: u32) -> Result<u32> {
-        let (limit, needs) = (self.descriptors, size as usize * 4);
-        let why = "a leader's port takes a quarter of its process's";
+        let (limit, streams) = (self.descriptors, Share::Peers.connections());
+        // Some more than there are nodes: nodes also ask who is there.
+        let needs = size as usize + SPARE;
         ensure!(
-            needs <= limit,
-            "{size} nodes need {needs} descriptors, and there are {limit}: {why}. Raise `ulimit -Hn`"
+            needs <= streams,
+            "a leader of {size} nodes needs {needs} connections, and with a limit of {limit} descriptors (`ulimit -Hn`) \
+             its port takes {streams}"
         );
-        Ok(((limit - SPARE - size as usize) / DESCRIPTORS) as u32)
+        let (free, needed) = (local_ports()?, size * PORTS);
+        ensure!(
+            needed <= free,
+            "{size} nodes on one machine need {needed} local ports, and there are {free}: with fewer the kernel looks long \
+             for a free one. Set net.ipv4.ip_local_port_range=\"1024 65535\", as in a network namespace of your own"
+        );
+        Ok(((limit - needs) / DESCRIPTORS) as u32)
     }
 }
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    let descriptors = raise_descriptor_limit();
+    // As a coordinator's process.
+    let descriptors = share_descriptors(Serves { store: false, workers: false });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     if words.first().is_some_and(|word| word == crew::WORD) {
         return runtime.block_on(crew::serve(&words[1..]));
     }
     let has = |word: &str| words.iter().any(|it| it == word);
     let connections = if has("shared") { Connections::Shared } else { Connections::Own };
-    let setting = Setting { connections, crowd: has("crowd"), descriptors };
+    let number = |word: &str| words.iter().find_map(|it| it.strip_prefix(word)?.strip_prefix('=')?.parse().ok());
+    let manner = Manner { connections, over: Duration::from_secs(number("over").unwrap_or_default()) };
+    let churn = number("churn").unwrap_or(1) as u32;
+    let setting = Setting { manner, crowd: has("crowd"), churn, descriptors };
     let sizes: Vec<u32> = words.iter().filter_map(|word| word.parse().ok()).collect();
     let sizes = if sizes.is_empty() { vec![100, 300, 1_000, 2_000, 4_000] } else { sizes };
     for size in &sizes {
@@ -85,7 +111,9 @@ fn main() -> Result<()> {
     let (mut points, mut failed) = (Vec::new(), Vec::new());
     for size in sizes {
         let measured = runtime.block_on(async {
-            crowd(size, setting).await.context("a crowd")?;
+            if setting.crowd || manner.over.is_zero() {
+                crowd(size, setting).await.context("a crowd")?;
+            }
             if setting.crowd { Ok(None) } else { measure(size, setting).await.map(Some) }
         });
         match measured {
@@ -147,21 +175,33 @@ impl<'a> Stopwatch<'a> {
     }
 }
 
-async fn measure(size: u32, setting: Setting) -> Result<Point> {
+/// An empty etcd. Says what is measured on it.
+async fn start_etcd(size: u32, Manner { connections, over }: Manner) -> Result<EtcdServer> {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let how = match connections {
+        Connections::Own => "each node with its own connection",
+        Connections::Shared => "nodes of a rack share a connection",
+    };
+    let over = if over.is_zero() { "at once".to_owned() } else { format!("over {over:?}") };
+    println!("{size} nodes on etcd {}, {how}, {over}:", version(&etcd.address()).await?);
+    Ok(etcd)
+}
+
+async fn measure(size: u32, setting: Setting) -> Result<Point> {
+    let etcd = start_etcd(size, setting.manner).await?;
     with_log(on(&etcd, size, setting).await, &etcd)
 }
 
 async fn on(etcd: &EtcdServer, size: u32, setting: Setting) -> Result<Point> {
     let address = etcd.address();
-    let mut fleet = Fleet::new(&address, size, setting.connections)?;
+    let mut fleet = Fleet::new(&address, size, setting.manner)?;
     let mut steps = Vec::new();
 
     fleet.elect(WITHIN).await?;
     let watch = Stopwatch::start(etcd).await?;
-    fleet.fill(size, size.div_ceil(100), setting.most(size)?, RACKS).await?;
+    fleet.fill(size, size.div_ceil(100), setting.most(size)?, rack_of(size)).await?;
     let times = fleet.all_run(1, watch.begun, WITHIN).await.context("start")?;
-    steps.push(watch.stop("all others come at once → all run", size, times).await?);
+    steps.push(watch.stop("all others come → all run", size, times).await?);
 
     tokio::time::sleep(SETTLE).await;
     let sizes = fleet.sizes().await?;
@@ -179,7 +219,7 @@ async fn on(etcd: &EtcdServer, size: u32, setting: Setting) -> Result<Point> {
     let times = fleet.all_run(round + 1, watch.begun, WITHIN).await.context("a worker fails")?;
     steps.push(watch.stop("a worker fails → next round runs", size, times).await?);
 
-    let churned = churn(&mut fleet, etcd).await.context("churn")?;
+    let churned = churn(&mut fleet, etcd, setting.churn).await.context("churn")?;
     println!("{churned}");
 
     let before = fleet.history().await?;
@@ -194,7 +234,7 @@ async fn on(etcd: &EtcdServer, size: u32, setting: Setting) -> Result<Point> {
     drop((frozen, lost));
 
     let watch = Stopwatch::start(etcd).await?;
-    let rack = fleet.come(names).await?;
+    let rack = fleet.come(names, Duration::ZERO).await?;
     fleet.racks.push(rack);
     let round = fleet.seen().await?.round;
     let times = fleet.all_run(round + 1, watch.begun, WITHIN).await.context("the rack comes back")?;
@@ -216,22 +256,17 @@ async fn on(etcd: &EtcdServer, size: u32, setting: Setting) -> Result<Point> {
 
 /// All nodes come at once to an etcd that knows nothing of the job, so no node leads yet.
 async fn crowd(size: u32, setting: Setting) -> Result<()> {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let how = match setting.connections {
-        Connections::Own => "each node with its own connection",
-        Connections::Shared => "nodes of a rack share a connection",
-    };
-    println!("{size} nodes on etcd {}, {how}:", version(&etcd.address()).await?);
-    let mut fleet = Fleet::new(&etcd.address(), size, setting.connections)?;
+    let etcd = start_etcd(size, setting.manner).await?;
+    let mut fleet = Fleet::new(&etcd.address(), size, setting.manner)?;
     let (watch, before) = (Stopwatch::start(&etcd).await?, used(&fleet)?);
     // Each thread that wants a processor takes as much of it as etcd gets.
-    let racks = match setting.connections {
-        Connections::Own => std::thread::available_parallelism()?.get() as u32,
-        Connections::Shared => RACKS,
+    let rack = match setting.manner.connections {
+        Connections::Own => size.div_ceil(std::thread::available_parallelism()?.get() as u32),
+        Connections::Shared => rack_of(size),
     };
-    fleet.fill(size + 1, 0, setting.most(size)?, racks).await?;
+    fleet.fill(size + 1, 0, setting.most(size)?, rack).await?;
     let times = with_log(fleet.all_run(1, watch.begun, WITHIN).await, &etcd)?;
-    watch.stop("all come at once to an empty etcd → run", size, times).await?;
+    watch.stop("all come to an empty etcd → run", size, times).await?;
     let drivers = (used(&fleet)? - before).as_secs_f64();
     println!("    the nodes: {drivers:.1} s processor, in {} processes", 1 + fleet.crews().len());
     Ok(())
@@ -243,18 +278,18 @@ fn with_log<T>(result: Result<T>, etcd: &EtcdServer) -> Result<T> {
 }
 
 /// Kills one node after the other. Each comes back at once, under its name.
-async fn churn(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Churned> {
+async fn churn(fleet: &mut Fleet, etcd: &EtcdServer, minutes: u32) -> Result<Churned> {
     let watch = Stopwatch::start(etcd).await?;
     let before = fleet.history().await?;
     let (count, round, size) = (fleet.singles.len(), fleet.seen().await?.round, fleet.size());
-    let every = CHURN / count as u32;
+    let (every, all) = (MINUTE / count as u32, count as u32 * minutes);
     let (mut killed, mut at_work, mut looks) = (0, 0.0, 0.0);
-    while elastic_store::clock::now().since(watch.begun) < CHURN {
-        if killed < count && elastic_store::clock::now().since(watch.begun) >= every * killed as u32 {
+    while elastic_store::clock::now().since(watch.begun) < MINUTE * minutes {
+        if killed < all && elastic_store::clock::now().since(watch.begun) >= every * killed {
             let gone = fleet.singles.remove(0);
             let names = gone.names();
             drop(gone);
-            let back = fleet.come(names).await?;
+            let back = fleet.come(names, Duration::ZERO).await?;
             fleet.singles.push(back);
             killed += 1;
         }
@@ -267,7 +302,7 @@ async fn churn(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Churned> {
     let settled = elastic_store::clock::now().since(ended);
     let load = EtcdLoad::of(&etcd.address()).await? - watch.before;
     tell_new(&before, &fleet.history().await?);
-    Ok(Churned { killed, rounds: fleet.seen().await?.round - round, at_work: at_work / looks, settled, load })
+    Ok(Churned { minutes, killed, rounds: fleet.seen().await?.round - round, at_work: at_work / looks, settled, load })
 }
 
 /// Prints what was written in the job's history meanwhile, and when.

@@ -19,11 +19,12 @@ pub(crate) struct Step {
 }
 
 pub(crate) struct Churned {
-    pub(crate) killed: usize,
+    pub(crate) minutes: u32,
+    pub(crate) killed: u32,
     pub(crate) rounds: u64,
     /// The share of all nodes' time in which they had workers at work.
     pub(crate) at_work: f64,
-    /// From the end of the minute until all ran.
+    /// From the end of that time until all ran.
     pub(crate) settled: Duration,
     pub(crate) load: EtcdLoad,
 }
@@ -84,11 +85,11 @@ impl fmt::Display for Step {
 
 impl fmt::Display for Churned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Churned { killed, rounds, at_work, settled, load } = self;
+        let Churned { minutes, killed, rounds, at_work, settled, load } = self;
         let settled = settled.as_secs_f64();
         write!(
             f,
-            "  churn: {killed} killed and back in a minute, {rounds} rounds, workers at work {:.1} %",
+            "  churn: {killed} killed and back in {minutes} min, {rounds} rounds, workers at work {:.1} %",
             at_work * 100.0
         )?;
         write!(f, ", all run {settled:.2} s after it; etcd {:.1} s processor", load.processor)

@@ -197,6 +197,47 @@ async fn idle_connections_do_not_take_a_coordinator_s_health_away() {
     println!("live after {:?}", begun.elapsed());
 }
 
+/// Starts a program that may have 1,024 descriptors.
+fn confined(program: &str, args: &[&str]) -> Process {
+    let program = binary(program).to_string_lossy().into_owned();
+    let mut words = vec!["-c", r#"ulimit -n 1024; exec "$0" "$@""#, &program];
+    words.extend(args);
+    Process::start_program(Path::new("sh"), &words)
+}
+
+/// Clients of a peer port that were all answered, and stay.
+async fn answered(peer: SocketAddr, count: usize) -> Vec<PulseClient<tonic::transport::Channel>> {
+    let mut clients = Vec::new();
+    while clients.len() < count {
+        let ask = async {
+            let mut client = PulseClient::connect(format!("http://{peer}")).await?;
+            client.identify(IdentifyRequest::default()).await?;
+            anyhow::Ok(client)
+        };
+        clients.push(within(&format!("answer {}", clients.len() + 1), WITHIN, ask).await.unwrap());
+    }
+    clients
+}
+
+#[tokio::test]
+async fn where_no_store_is_served_a_leader_has_room_for_more_peers() {
+    full_limit();
+    let peer: SocketAddr = (Ipv4Addr::LOCALHOST, free_port()).into();
+    let port = format!("--peer-port={peer}");
+    let flags = ["--standalone", &port, "--nproc-per-node=1", "--no-python", "sleep", "600"];
+    let agent = confined("elastic-agent", &flags);
+    agent.says("worker started", WITHIN).await;
+    // Of 1,024, 256 are its own, and three sevenths of the rest are for workers.
+    let _clients = answered(peer, 430).await;
+
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let peer: SocketAddr = (Ipv4Addr::LOCALHOST, free_port()).into();
+    let (port, etcd_flag) = (format!("--peer-listen={peer}"), format!("--etcd={}", etcd.address()));
+    let coordinator = confined("elastic-coordinator", &[&port, &etcd_flag, "--http=127.0.0.1:0"]);
+    coordinator.says("/metrics, /live", WITHIN).await;
+    let _more = answered(peer, 760).await;
+}
+
 #[tokio::test]
 async fn a_standalone_job_listens_only_on_loopback() {
     let flags = ["--standalone", "--health-port=0", "--nproc-per-node=1", "--no-python", "sleep", "600"];

@@ -76,7 +76,6 @@ impl Member {
             }
             _ => return,
         }
-        self.answered_in = now.since(sent);
         match result {
             Ok(true) => {
                 // mutant proven_by_the_answer: self.renewed.max(sent) => self.renewed.max(now)
@@ -89,7 +88,10 @@ impl Member {
                 self.timers.set(Timer::Lease, sent + self.spec.timings.renewal());
                 self.told = None;
             }
-            Ok(false) => self.lease_lost(now),
+            Ok(false) => {
+                self.answered_in = self.answered_in.max(now.since(sent));
+                self.lease_lost(now);
+            }
             Err(StoreError::Lost { cause }) => {
                 self.timers.set(Timer::Lease, now + LONGEST);
                 self.end(End::StoreLost(format!("store lost: {cause}")), out);

@@ -16,7 +16,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -45,6 +45,10 @@ const MOST: usize = 1 << 14;
 
 /// Connections of a port that only people and monitors ask.
 const FEW: usize = 64;
+
+/// Descriptors that a process keeps for itself where an eighth is less, up to half: an agent holds ports of past rounds,
+/// and pipes and files of its workers.
+const OWN: usize = 256;
 
 /// Pause after an accept that failed for want of descriptors or memory: the next would fail too.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -79,9 +83,28 @@ impl Default for Patience {
     }
 }
 
-/// Raises this process's limit on open descriptors as far as it may, and returns it. The usual limit of 1,024 is less
-/// than one leader of a large job needs, and is there for programs that call `select`.
-pub fn raise_descriptor_limit() -> usize {
+/// What a process may serve besides the peer port: each takes a part of the process's descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Serves {
+    /// The embedded store.
+    pub store: bool,
+    /// The TCPStore that workers meet through.
+    pub workers: bool,
+}
+
+/// What this process has said that it serves: all, where it has said nothing.
+static SERVES: OnceLock<Serves> = OnceLock::new();
+
+/// Raises this process's limit on open descriptors as far as it may, shares them among what it serves, and returns the
+/// limit. Call it once, before the first port opens: without it shares are those of a process that serves all.
+pub fn share_descriptors(serves: Serves) -> usize {
+    // The first word holds: ports may be open by it.
+    SERVES.get_or_init(|| serves);
+    raise_descriptor_limit()
+}
+
+/// The usual limit of 1,024 is less than one leader of a large job needs, and is there for programs that call `select`.
+fn raise_descriptor_limit() -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
     let limit = if raised { maximum } else { current };
@@ -102,12 +125,18 @@ pub enum Share {
 }
 
 impl Share {
-    /// Connections at once, of a process that may have `limit` descriptors. All shares together leave some of them
-    /// for files, pipes and connections of our own.
-    fn of(self, limit: usize) -> usize {
+    /// Connections at once, of a process that may have `limit` descriptors. An eighth of them, or what a process needs
+    /// in any case, is for files, pipes, connections of our own and monitors. What is not served leaves its part to the
+    /// peer port: where there is no store, a leader has room for more members.
+    fn of(self, limit: usize, serves: Serves) -> usize {
+        let own = (limit / 8).max(OWN.min(limit / 2));
+        let sevenths = |count: usize| (limit - own) / 7 * count;
+        let for_workers = if serves.workers { 3 } else { 0 };
+        let rest = sevenths(7 - for_workers);
         match self {
-            Share::Peers | Share::Store => (limit / 4).min(MOST),
-            Share::Workers => limit / 8 * 3,
+            Share::Peers if !serves.store => rest.min(MOST),
+            Share::Peers | Share::Store => (rest / 2).min(MOST),
+            Share::Workers => sevenths(3),
             Share::Monitors => FEW.min(limit / 16),
         }
         .max(1)
@@ -115,7 +144,8 @@ impl Share {
 
     /// Connections at once in this process.
     pub fn connections(self) -> usize {
-        self.of(raise_descriptor_limit())
+        let serves = SERVES.get().copied().unwrap_or(Serves { store: true, workers: true });
+        self.of(raise_descriptor_limit(), serves)
     }
 }
 

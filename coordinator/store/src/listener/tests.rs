@@ -140,12 +140,46 @@ async fn the_kernel_asks_whether_a_silent_host_is_there() {
     assert_eq!(idle + asking, Duration::from_secs(120));
 }
 
+fn shares(limit: usize, serves: Serves) -> [usize; 4] {
+    [Share::Peers, Share::Store, Share::Workers, Share::Monitors].map(|share| share.of(limit, serves))
+}
+
+#[test]
+fn what_is_not_served_leaves_its_share_to_the_peer_port() {
+    for (store, workers, limit, peers) in [
+        // An agent that may serve a store: a quarter.
+        (true, true, 20_000, 5_000),
+        // An agent with etcd: a half.
+        (false, true, 20_000, 10_000),
+        // A coordinator with the embedded store, whose every client is a member too.
+        (true, false, 20_000, 8_750),
+        // A coordinator with etcd.
+        (false, false, 18_000, 15_750),
+        // No port has more.
+        (false, false, 1 << 20, MOST),
+        (true, true, 1 << 30, MOST),
+    ] {
+        let serves = Serves { store, workers };
+        let [found, at_store, at_workers, monitors] = shares(limit, serves);
+        assert_eq!(found, peers, "{serves:?}");
+        assert!(!store || at_store == peers, "a store has a client for each member: {at_store} of {peers}");
+        assert!(!workers || at_workers == limit / 8 * 3, "{serves:?}: {at_workers} for workers");
+        assert_eq!(monitors, FEW);
+    }
+}
+
 #[test]
 fn all_shares_leave_some_descriptors() {
-    for limit in [64, 1024, 1 << 16, 1 << 20] {
-        let shares = [Share::Peers, Share::Store, Share::Workers, Share::Monitors];
-        let taken: usize = shares.iter().map(|share| share.of(limit)).sum();
-        assert!(taken <= limit - limit / 16, "{taken} of {limit}");
+    let all = [false, true];
+    for serves in all.into_iter().flat_map(|store| all.map(|workers| Serves { store, workers })) {
+        for limit in [64, 256, 1024, 4096, 20_000, 1 << 20, usize::MAX] {
+            let [peers, store, workers, monitors] = shares(limit, serves);
+            let store = if serves.store { store } else { 0 };
+            let workers = if serves.workers { workers } else { 0 };
+            let taken = peers + store + workers + monitors;
+            let own = (limit / 16).max(192.min(limit / 4));
+            assert!(taken <= limit - own, "{serves:?}: {taken} of {limit}");
+        }
+        assert_eq!(shares(1, serves), [1; 4]);
     }
-    assert!([Share::Peers, Share::Store, Share::Workers, Share::Monitors].iter().all(|share| share.of(1) == 1));
 }
