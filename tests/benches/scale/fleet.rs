@@ -16,9 +16,9 @@ pub(crate) fn rack_of(size: u32) -> u32 {
     size.div_ceil(25).min(300)
 }
 
-/// The least nodes of a round. A rack less than all is enough, and those that come over some time make few rounds.
-fn least(size: u32) -> u32 {
-    size - size / 20
+/// The least nodes of a round. Where nodes come over some time, more of them make fewer rounds.
+fn least(size: u32, over: Duration) -> u32 {
+    if over.is_zero() { size / 2 } else { size - size / 20 }
 }
 
 /// Which connections to etcd the nodes of a job have.
@@ -75,7 +75,8 @@ impl Fleet {
     pub(crate) fn new(address: &str, size: u32, manner: Manner) -> Result<Fleet> {
         let job: JobId = format!("scale-{size}").parse()?;
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
-        let spec = Spec { timings: Timings::default(), max_restarts: 100, ..quick_spec(least(size), size) };
+        let spec =
+            Spec { timings: Timings::default(), max_restarts: 100, ..quick_spec(least(size, manner.over), size) };
         let store = EtcdStore::connect(EtcdConfig::new([address]))?;
         let (crews, first, singles, racks) = (Vec::new(), None, Vec::new(), Vec::new());
         Ok(Fleet { address: address.to_owned(), job, keys, spec, store, manner, crews, first, singles, racks })
@@ -125,7 +126,9 @@ impl Fleet {
                 let store = if connections == Connections::Shared { shared.clone() } else { connect()? };
                 let store: Arc<dyn Store> = Arc::new(store);
                 nodes.push(start_node(store, keys.clone(), &job, spec.clone(), &name).await?);
-                tokio::time::sleep(pause).await;
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
+                }
             }
             anyhow::Ok(nodes)
         });

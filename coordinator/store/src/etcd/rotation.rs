@@ -310,8 +310,8 @@ mod tests {
         const LIMIT: Duration = Duration::from_secs(3);
         let late = || Fault::Late("late".into());
         // What a member does with a call; how many members there are; how long the connection was there before, and
-        // whether something was said then; whether other things are said meanwhile; then whether the connection stays, and
-        // how many times LIMIT the next call may take.
+        // whether something was said then; whether other things are said meanwhile; then whether the connection stays,
+        // and how many times LIMIT the next call may take.
         type Row = (&'static str, fn() -> Fault, usize, u64, bool, bool, bool, u32);
         let table: [Row; 8] = [
             ("late, but it says other things", late, 1, 2, true, true, true, 2),
