@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// after a quarter of an hour. A leader that thousands dial at once is late with answers; if their streams ended for
 /// that, all would dial again.
 const PING: Duration = Duration::from_secs(2);
-const PONG: Duration = Duration::from_secs(5);
+const PONG: Duration = Duration::from_secs(3);
 
 /// Whether `node`, which listened at `peer`, is dead for certain: see [`find`].
 pub(super) async fn is_dead(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>, patience: Duration) -> bool {
