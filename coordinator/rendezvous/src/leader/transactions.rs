@@ -18,9 +18,6 @@ use crate::time::Time;
 /// history.
 const BATCH: usize = 100;
 
-/// Most guards of a transaction; etcd allows 128.
-const MOST_GUARDS: usize = 128;
-
 /// Most names in one line of history: etcd takes no record above 1.5 MiB.
 const TOLD: usize = 100;
 
@@ -127,8 +124,8 @@ impl Leader {
         (Doing::Seal { record, seats, rest: txns }, first)
     }
 
-    /// Holds while the rank keys of a batch are there that was written at `revision`, before `left` others. A store may
-    /// be restored between two batches.
+    /// Holds while the rank keys of a batch are there that was written at `revision`, before `left` others. Each batch is
+    /// guarded by the one before it: a store may be restored between two.
     fn batch_written(&self, record: &RoundRecord, seats: &[Seat], left: usize, revision: Revision) -> Guard {
         let first = &seats[(seats.len().div_ceil(BATCH) - 1 - left) * BATCH];
         let plan = record.sealed.map_or(Revision::NONE, |sealed| sealed.plan);
@@ -229,11 +226,7 @@ impl Leader {
             }
             Doing::Seal { record, seats, mut rest } => match rest.pop_front() {
                 Some(mut txn) => {
-                    let written = self.batch_written(&record, &seats, rest.len() + 1, result.revision);
-                    let last = rest.back_mut().unwrap_or(&mut txn);
-                    if last.when.len() < MOST_GUARDS {
-                        last.when.push(written);
-                    }
+                    txn.when.push(self.batch_written(&record, &seats, rest.len() + 1, result.revision));
                     self.start(Doing::Seal { record, seats, rest }, txn, out);
                 }
                 None => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::step::Out;
+use super::step::{LONGEST, Out};
 use super::timers::Timer;
 use super::{Call, Command, End, Member, MemberOutput, Mode};
 use crate::job::{JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
@@ -11,6 +11,8 @@ use crate::time::Time;
 
 /// Pause between looks at a job that cannot be joined yet.
 const AGAIN: Duration = Duration::from_millis(500);
+/// A store is slow that takes this part of `lease_ttl` for an answer.
+const SLOW: u32 = 10;
 
 /// What a node knows of a job that it has not joined yet.
 #[derive(Debug, Clone, Default)]
@@ -96,7 +98,10 @@ impl Member {
         let follows = self.joining.take().is_some_and(|joining| joining.leftovers);
         self.mode = Mode::Waiting(None);
         if self.lease.id().is_none() {
-            self.ask_for_lease(now);
+            // Of those that a slow store keeps waiting, not all ask again at once.
+            let slow = self.answered_in * SLOW >= self.spec.timings.lease_ttl;
+            let pause = if slow { self.jitter(self.answered_in.min(LONGEST)) } else { Duration::ZERO };
+            self.timers.set(Timer::Lease, now + pause);
         }
         self.told = None;
         let secret = secret_of(value(5), out);

@@ -1,15 +1,10 @@
 //! The lease that a node's key hangs on: asked for, renewed, lost.
 
-use std::time::Duration;
-
 use super::step::{LONGEST, Out};
 use super::timers::Timer;
 use super::{End, Member, MemberOutput};
 use crate::kv::{LeaseId, StoreError};
 use crate::time::Time;
-
-/// A store is slow that takes this part of `lease_ttl` for an answer.
-const SLOW: u32 = 10;
 
 /// ```text
 ///   none ──▶ asked ──▶ held ◀──▶ renewing
@@ -88,10 +83,7 @@ impl Member {
                 self.timers.set(Timer::Lease, sent + self.spec.timings.renewal());
                 self.told = None;
             }
-            Ok(false) => {
-                self.answered_in = self.answered_in.max(now.since(sent));
-                self.lease_lost(now);
-            }
+            Ok(false) => self.lease_lost(now),
             Err(StoreError::Lost { cause }) => {
                 self.timers.set(Timer::Lease, now + LONGEST);
                 self.end(End::StoreLost(format!("store lost: {cause}")), out);
@@ -118,15 +110,8 @@ impl Member {
             Lease::Renewing(_) | Lease::LostRenewing => Lease::LostRenewing,
             Lease::None | Lease::Held(_) => Lease::None,
         };
-        self.ask_for_lease(now);
+        self.timers.set(Timer::Lease, now);
         self.own.lease_lost();
-    }
-
-    /// It wants a lease. Of those that a slow store keeps waiting, not all ask at once.
-    pub(super) fn ask_for_lease(&mut self, now: Time) {
-        let slow = self.answered_in * SLOW >= self.spec.timings.lease_ttl;
-        let pause = if slow { self.jitter(self.answered_in.min(LONGEST)) } else { Duration::ZERO };
-        self.timers.set(Timer::Lease, now + pause);
     }
 
     pub(super) fn keep_lease(&mut self, now: Time, out: &mut Out) {

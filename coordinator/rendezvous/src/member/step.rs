@@ -245,7 +245,9 @@ impl Member {
         self.proofs.round = self.proofs.round.max(sent);
         self.validated = self.round.as_ref().map_or(Revision::NONE, |round| round.modified);
         let timings = &self.spec.timings;
-        let next = if self.workers == Workers::None { timings.lease_ttl } else { timings.renewal() * 2 };
+        // A member whose workers have ended may begin to warm up others, which have a fence point at once.
+        let newcomer = self.workers == Workers::None && !matches!(self.mode, Mode::Waiting(Some(_)));
+        let next = if newcomer { timings.lease_ttl } else { timings.renewal() * 2 };
         self.timers.set(Timer::Prove, self.proofs.round + next);
     }
 

@@ -164,10 +164,11 @@ fn a_round_is_sealed_only_while_the_rank_keys_written_before_are_there() {
     let first = leader.act(NOW);
     let second = written(&mut leader, NOW, 50_001);
     let last = written(&mut leader, NOW, 50_002);
-    let guards = [(first_rank(&first), 50_001), (first_rank(&second), 50_002)];
-    let guards = guards.map(|(key, at)| Guard::modified(key, Revision(at)));
-    let sealed = txn(&last).expect("the round");
-    assert!(guards.iter().all(|guard| sealed.when.contains(guard)), "{guards:?}: {:?}", sealed.when);
+    for (before, at, next) in [(&first, 50_001, &second), (&second, 50_002, &last)] {
+        let guard = Guard::modified(first_rank(before), Revision(at));
+        let next = txn(next).expect("rank keys, and the round with the last");
+        assert!(next.when.contains(&guard), "{guard:?}: {:?}", next.when);
+    }
     // Where the store has lost some, the job is read again and the plan is given up.
     let result = TxnResult { succeeded: false, revision: Revision(50_003), results: Vec::new() };
     let wants = leader.step(NOW, LeaderInput::Answered { sent: NOW, result: Ok(result) });

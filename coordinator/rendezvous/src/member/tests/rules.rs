@@ -290,3 +290,14 @@ fn a_node_that_starts_workers_proves_its_round_again_before_their_fence_point() 
     assert_eq!(member.mode_name(), "starting");
     assert!(member.timers.get(Timer::Prove).is_some_and(|at| at <= seconds(4)));
 }
+
+#[test]
+fn a_member_that_waits_for_the_next_round_proves_it_often() {
+    // Given a member whose workers have ended for round 2: it may warm up others, which have a fence point at once
+    let mut member = running();
+    member.step(NOW, news(second_forms(13, 3)));
+    member.step(NOW, GroupReport::Stopped { master: None }.into());
+    member.step(NOW, answer(Call::Own, true, 21, vec![Some(second_forms(13, 3)), None]));
+    assert_eq!((member.mode_name(), member.workers), ("waiting", Workers::None));
+    assert!(member.timers.get(Timer::Prove).is_some_and(|at| at <= seconds(4)));
+}
