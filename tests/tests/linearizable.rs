@@ -50,11 +50,15 @@ async fn the_embedded_store_is_linearizable_under_faults_of_the_network() {
     while Instant::now() < until {
         run.cut_ways(&proxies).await;
     }
-    // So that some outcome is unknown, whatever was chosen.
-    proxies[0].stall_answers();
-    tokio::time::sleep(2 * PATIENCE).await;
-    proxies[0].heal();
+    stall_all(&proxies).await;
     run.ends().await;
+}
+
+/// No answer comes for a time, so that some outcome is unknown, whatever was chosen before.
+async fn stall_all(ways: &[FaultProxy]) {
+    ways.iter().for_each(FaultProxy::stall_answers);
+    tokio::time::sleep(2 * PATIENCE).await;
+    ways.iter().for_each(FaultProxy::heal);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,6 +98,7 @@ async fn on_three(time: Duration) {
         // Two faults at once are more than it promises to bear.
         store.all_vote().await;
     }
+    stall_all(store.ways()).await;
     run.ends().await;
 }
 
@@ -122,6 +127,7 @@ async fn on_etcd(time: Duration) {
             _ => run.cut_ways(&proxies).await,
         }
     }
+    stall_all(&proxies).await;
     run.ends().await;
 }
 
