@@ -124,14 +124,6 @@ impl Leader {
         (Doing::Seal { record, seats, rest: txns }, first)
     }
 
-    /// Holds while the rank keys of a batch are there that was written at `revision`, before `left` others. Each batch is
-    /// guarded by the one before it: a store may be restored between two.
-    fn batch_written(&self, record: &RoundRecord, seats: &[Seat], left: usize, revision: Revision) -> Guard {
-        let first = &seats[(seats.len().div_ceil(BATCH) - 1 - left) * BATCH];
-        let plan = record.sealed.map_or(Revision::NONE, |sealed| sealed.plan);
-        Guard::modified(self.keys.rank(record.number, plan, &first.node), revision)
-    }
-
     pub(super) fn finish_txn(
         &self,
         now: Time,
@@ -225,10 +217,7 @@ impl Leader {
                 self.wrote_round(record, result.revision);
             }
             Doing::Seal { record, seats, mut rest } => match rest.pop_front() {
-                Some(mut txn) => {
-                    txn.when.push(self.batch_written(&record, &seats, rest.len() + 1, result.revision));
-                    self.start(Doing::Seal { record, seats, rest }, txn, out);
-                }
+                Some(txn) => self.start(Doing::Seal { record, seats, rest }, txn, out),
                 None => {
                     view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));
                     (view.since, view.begun) = (now, Some(now));
