@@ -50,7 +50,7 @@ const NO_INPUT: [(&str, &[&str], &str); 6] = [
     ),
     ("starting", &["stopped", "quiesced"], "no one asked for a stop"),
     ("running", &["started", "stopped", "quiesced"], "workers start once, and no one asked for a stop"),
-    ("done", &["started", "quiesced"], "workers that have ended do neither"),
+    ("done", &["quiesced"], "workers that have ended do not"),
     ("warming up", &["ended"], "an end ahead of a place is reported to no one"),
     ("failed", &["quiesced"], "workers quiesce for a round that forms, which ends this mode"),
 ];
@@ -59,16 +59,17 @@ const NO_INPUT: [(&str, &[&str], &str); 6] = [
 /// have quiesced.
 const SHORT: [&str; 1] = ["evicted"];
 
-/// Too seldom to count on: a start is reported in the very moment in which the round or the job ends, or the guard
-/// kills what workers that ended well left behind, or a lost lease comes back while the last workers end, or the node is
-/// to leave or the job ends in the moment in which its workers have quiesced, or a lease is lost while they warm up, or a
-/// start is reported so late that they do.
-const SELDOM: [(&str, &str); 8] = [
+/// Too seldom to count on: a start is reported in the very moment in which workers, the round or the job end, or the
+/// guard kills what workers that ended well left behind, or a lost lease comes back while the last workers end, or the
+/// node is to leave or the job ends in the moment in which its workers have quiesced, or a lease is lost while they warm
+/// up, or a start is reported so late that they do.
+const SELDOM: [(&str, &str); 9] = [
     ("warming up", "leased"),
     ("warming up", "started"),
     ("ending", "started"),
     ("ending", "leased"),
     ("waiting", "started"),
+    ("done", "started"),
     ("done", "ended"),
     ("leaving", "quiesced"),
     ("ending", "quiesced"),

@@ -380,6 +380,8 @@ impl Scenario {
         self.slots = vec![dice.between(1, 9) as u32; self.hosts];
         self.aware = vec![dice.chance(0.5); self.hosts];
         self.heal_at = dice.between(20, 40) * SECOND;
+        // Of so many, some start late in each round. One that grew before that would never run whole.
+        self.spec.timings.min_round_time = self.spec.timings.start_timeout;
         self
     }
 
