@@ -124,6 +124,14 @@ impl Leader {
         (Doing::Seal { record, seats, rest: txns }, first)
     }
 
+    /// Holds while the rank keys of a batch are there that was written at `revision`, before `left` others. Each batch is
+    /// guarded by the one before it: a store may be restored between two.
+    fn batch_written(&self, record: &RoundRecord, seats: &[Seat], left: usize, revision: Revision) -> Guard {
+        let first = &seats[(seats.len().div_ceil(BATCH) - 1 - left) * BATCH];
+        let plan = record.sealed.map_or(Revision::NONE, |sealed| sealed.plan);
+        Guard::modified(self.keys.rank(record.number, plan, &first.node), revision)
+    }
+
     pub(super) fn finish_txn(
         &self,
         now: Time,
@@ -204,9 +212,7 @@ impl Leader {
                     view.tombstones.entry(eviction.node.clone()).or_insert(now);
                     view.roster.remove(&eviction.node);
                     let evicted = Evicted { at: now, fate: eviction.fate };
-                    view.roster.change_member(&eviction.node, |member| {
-                        member.evicted.get_or_insert(evicted);
-                    });
+                    view.roster.change_member(&eviction.node, |member| _ = member.evicted.get_or_insert(evicted));
                 }
                 if record.sealed.is_none() {
                     view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));
@@ -217,7 +223,12 @@ impl Leader {
                 self.wrote_round(record, result.revision);
             }
             Doing::Seal { record, seats, mut rest } => match rest.pop_front() {
-                Some(txn) => self.start(Doing::Seal { record, seats, rest }, txn, out),
+                Some(mut txn) => {
+                    let written = self.batch_written(&record, &seats, rest.len() + 1, result.revision);
+                    // mutant a_round_s_parts_are_not_guarded: txn.when.push(written) => drop(written)
+                    txn.when.push(written);
+                    self.start(Doing::Seal { record, seats, rest }, txn, out);
+                }
                 None => {
                     view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));
                     (view.since, view.begun) = (now, Some(now));

@@ -98,7 +98,6 @@ impl Member {
     /// A lease proves something once the own key hangs on it: then anyone who finds the key gone knows that the lease
     /// is over.
     pub(super) fn prove_lease(&mut self) {
-        // mutant a_lease_counts_without_its_key: self.own.hangs_on(lease) => true
         if self.lease.id().is_some_and(|lease| self.own.hangs_on(lease)) {
             self.proofs.leased = self.proofs.leased.max(self.renewed);
         }

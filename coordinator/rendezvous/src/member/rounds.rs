@@ -31,7 +31,6 @@ impl Member {
             let why = "the job's records were removed, and its id was used for a new job: this node's job is gone";
             return self.end(End::StoreLost(why.to_owned()), out);
         }
-        // mutant rounds_go_back: !round.value.may_follow(&known.value) => false
         if self.round.as_ref().is_some_and(|known| !round.value.may_follow(&known.value)) {
             let why = "the job's rounds went back: the store was restored from a backup";
             return self.end(End::StoreLost(format!("store lost: {why}")), out);

@@ -139,7 +139,6 @@ impl Roster {
         let old = *contact;
         contact.heard = Some(now);
         contact.probe = old.probe.max(probe);
-        // mutant heard_from_receipt: old.echoed.max(echo) => old.echoed.max(Some(now))
         contact.echoed = old.echoed.max(echo);
         let new = *contact;
         if let Some(member) = self.members.get(node) {

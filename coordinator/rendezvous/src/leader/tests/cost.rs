@@ -119,6 +119,28 @@ fn running(nodes: usize) -> (Scene, Leader, i64) {
 
 /// The same, where so many of them are enough.
 fn running_of(nodes: usize, fewest: usize) -> (Scene, Leader, i64) {
+    let (scene, mut leader, mut revision) = forming_of(nodes, fewest);
+    for phase in ["waiting", "running"] {
+        all_say(&scene, &mut leader, phase, nodes, &mut revision);
+        leader.act(NOW);
+        settle(&mut leader, NOW, &mut revision);
+    }
+    assert_eq!(leader.view().expect("a view").round.value.state, RoundState::Running);
+    (scene, leader, revision)
+}
+
+/// All nodes say this, of the first round.
+fn all_say(scene: &Scene, leader: &mut Leader, phase: &str, nodes: usize, revision: &mut i64) {
+    for index in 0..nodes {
+        *revision += 1;
+        let round = (phase == "running").then_some(1);
+        let says_so = json!({ "phase": phase, "round": round, "master": { "host": "h", "port": 2 } });
+        leader.take(NOW, says(&scene.keys, index, *revision, says_so));
+    }
+}
+
+/// A job for this many nodes, none of which is there yet.
+fn forming_of(nodes: usize, fewest: usize) -> (Scene, Leader, i64) {
     let mut scene = Scene::new();
     scene.nodes.clear();
     scene.ranks.clear();
@@ -127,18 +149,31 @@ fn running_of(nodes: usize, fewest: usize) -> (Scene, Leader, i64) {
     let (mut leader, _) = scene.leader();
     let mut revision = 10_000;
     settle(&mut leader, NOW, &mut revision);
-    for phase in ["waiting", "running"] {
-        for index in 0..nodes {
-            revision += 1;
-            let round = (phase == "running").then_some(1);
-            let says_so = json!({ "phase": phase, "round": round, "master": { "host": "h", "port": 2 } });
-            leader.take(NOW, says(&scene.keys, index, revision, says_so));
-        }
-        leader.act(NOW);
-        settle(&mut leader, NOW, &mut revision);
-    }
-    assert_eq!(leader.view().expect("a view").round.value.state, RoundState::Running);
     (scene, leader, revision)
+}
+
+#[test]
+fn a_round_is_sealed_only_while_the_rank_keys_written_before_are_there() {
+    const NODES: usize = 250;
+    let (scene, mut leader, mut revision) = forming_of(NODES, NODES);
+    all_say(&scene, &mut leader, "waiting", NODES, &mut revision);
+    let first_rank = |wants: &[LeaderOutput]| {
+        let key = |op: &Op| if let Op::Put { key, .. } = op { key.clone() } else { panic!("{op:?}") };
+        txn(wants).map(|txn| key(&txn.then[0])).expect("rank keys")
+    };
+    let first = leader.act(NOW);
+    let second = written(&mut leader, NOW, 50_001);
+    let last = written(&mut leader, NOW, 50_002);
+    for (before, at, next) in [(&first, 50_001, &second), (&second, 50_002, &last)] {
+        let guard = Guard::modified(first_rank(before), Revision(at));
+        let next = txn(next).expect("rank keys, and the round with the last");
+        assert!(next.when.contains(&guard), "{guard:?}: {:?}", next.when);
+    }
+    // Where the store has lost some, the job is read again and the plan is given up.
+    let result = TxnResult { succeeded: false, revision: Revision(50_003), results: Vec::new() };
+    let wants = leader.step(NOW, LeaderInput::Answered { sent: NOW, result: Ok(result) });
+    assert!(txn(&wants).is_some_and(|txn| !txn.is_write()), "{wants:?}");
+    assert!(!leader.view().expect("a view").planned_here);
 }
 
 #[test]
