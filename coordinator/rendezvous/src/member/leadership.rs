@@ -11,13 +11,15 @@ use crate::kv::{Guard, KeyValue, Op, Revision, Txn};
 use crate::time::Time;
 
 /// Least and most that campaigns are spread over after a leader's end, and how much it is for each member: about one
-/// campaigns each millisecond, whatever their number, until all have heard of the first.
+/// campaigns each millisecond, whatever their number, until all have heard of the first. Before there are members, a slow
+/// store is the sign of many nodes.
 const LEAST_SPREAD: Duration = Duration::from_millis(50);
 const MOST_SPREAD: Duration = Duration::from_secs(2);
 const SPREAD_FOR_EACH: Duration = Duration::from_millis(1);
 
-fn campaign_spread(members: u32) -> Duration {
-    (SPREAD_FOR_EACH * members).clamp(LEAST_SPREAD, MOST_SPREAD)
+fn campaign_spread(members: u32, answered_in: Duration) -> Duration {
+    let sign = if members == 0 { answered_in } else { SPREAD_FOR_EACH * members };
+    sign.clamp(LEAST_SPREAD, MOST_SPREAD)
 }
 
 /// Who leads, as far as this node knows.
@@ -159,7 +161,7 @@ impl Member {
     /// longer than a slow store takes to answer another node.
     pub(super) fn campaign_soon(&mut self, now: Time) {
         let members = self.round.as_ref().and_then(|round| round.value.sealed).map_or(0, |sealed| sealed.nodes);
-        let spread = campaign_spread(members);
+        let spread = campaign_spread(members, self.answered_in);
         let placeless = members > 0 && matches!(self.mode, Mode::Joining | Mode::Waiting(None) | Mode::WarmingUp(_));
         let polite = self.leave != Leave::No || placeless;
         let first = spread * 2 * u32::from(polite) + LONGEST * u32::from(self.has_resigned(now));

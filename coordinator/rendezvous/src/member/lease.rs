@@ -75,7 +75,7 @@ impl Member {
             Ok(true) => {
                 // mutant proven_by_the_answer: self.renewed.max(sent) => self.renewed.max(now)
                 self.renewed = self.renewed.max(sent);
-                self.store_answered(now, sent);
+                self.store_answered(now);
                 self.prove_lease();
                 if self.own.hangs_on(lease) {
                     self.let_in(now, out);

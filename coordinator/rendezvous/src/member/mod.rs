@@ -305,7 +305,7 @@ pub struct Member {
     granted: Time,
     /// When it was last known to be good.
     renewed: Time,
-    /// How long the store took for its last answer.
+    /// How long the store took for its last answer to a transaction.
     answered_in: Duration,
     proofs: Proofs,
     own: OwnKey,

@@ -220,10 +220,10 @@ impl Member {
                     self.timers.set(Timer::Retry, now + self.spec.timings.beat() / 5);
                     return;
                 }
-                self.prove(sent);
                 self.seat.known = Some(looked);
                 self.mode = Mode::Starting(sealed.number);
                 self.workers = Workers::Alive(sealed.number);
+                self.prove(sent);
                 out.push(
                     Command::Start(Box::new(Start {
                         round: round.value,

@@ -73,7 +73,8 @@ impl Member {
             self.told = None;
         }
         self.failures = 0;
-        self.store_answered(now, sent);
+        self.answered_in = now.since(sent);
+        self.store_answered(now);
         if matches!(call, Call::Own | Call::Campaign) {
             self.let_in(now, out);
         }
@@ -104,8 +105,7 @@ impl Member {
 
     /// A newcomer waits for its place for as long as the store answers: no leader gives it one without. A node that had
     /// one waits for the store, because the job is its own.
-    pub(super) fn store_answered(&mut self, now: Time, sent: Time) {
-        self.answered_in = now.since(sent);
+    pub(super) fn store_answered(&mut self, now: Time) {
         self.timers.set(Timer::Patience, now + self.spec.timings.join_timeout);
     }
 
@@ -244,7 +244,11 @@ impl Member {
     pub(super) fn prove(&mut self, sent: Time) {
         self.proofs.round = self.proofs.round.max(sent);
         self.validated = self.round.as_ref().map_or(Revision::NONE, |round| round.modified);
-        self.timers.set(Timer::Prove, self.proofs.round + self.spec.timings.renewal() * 2);
+        let timings = &self.spec.timings;
+        // A member whose workers have ended may begin to warm up others, which have a fence point at once.
+        let newcomer = self.workers == Workers::None && !matches!(self.mode, Mode::Waiting(Some(_)));
+        let next = if newcomer { timings.lease_ttl } else { timings.renewal() * 2 };
+        self.timers.set(Timer::Prove, self.proofs.round + next);
     }
 
     fn heard(&mut self, now: Time, sent: Time, term: Revision, word: Word) {

@@ -59,6 +59,31 @@ fn a_leader_s_end_has_few_campaign_at_once_however_many_there_are() {
 }
 
 #[test]
+fn newcomers_whom_the_store_keeps_waiting_spread_their_campaigns() {
+    let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
+    let leader = || Some(kv(keys().leader(), &leader, 9, 9, Some(LeaseId(9))));
+    for (answered_in, most) in [(0, 50), (900, 900), (8_000, 2_000)] {
+        let now = NOW + Duration::from_millis(answered_in);
+        let pauses = (1..=40).map(|seed| {
+            // Given newcomers to a job without a round, whose keys were written in that time
+            let (mut member, _) = joined_to(MemberSetup { seed: seed << 8, ..setup() }, forming(), None, leader());
+            member.step(now, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), leader()]));
+            // and renewals, which some releases answer first, take none
+            member.step(now, MemberInput::Renewed { sent: now, lease: LeaseId(7), result: Ok(true) });
+            // when their leader dies
+            let out = member.step(now, MemberInput::LeaderDead(Revision(9)));
+            assert!(campaign(&out).is_none());
+            let mut next = || member.step(member.deadline().expect("it campaigns"), MemberInput::Tick);
+            assert!((0..1_000).any(|_| campaign(&next()).is_some()), "it campaigns");
+            member
+        });
+        let last = pauses.map(|member| member.timers.get(Timer::Campaign).expect("set").since(now)).max();
+        let last = last.expect("nodes").as_millis();
+        assert!((most / 2..=most).contains(&last), "{answered_in}: {last}");
+    }
+}
+
+#[test]
 fn members_campaign_before_nodes_without_a_place() {
     let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
     let leader = kv(keys().leader(), &leader, 8, 8, Some(LeaseId(9)));

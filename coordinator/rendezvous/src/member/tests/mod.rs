@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::job::{JobId, JobSecret, Keys, NodeRecord};
 use crate::kv::{Event, KeyValue, LeaseId, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
+use crate::member::timers::Timer;
 use crate::time::Time;
 
 const NOW: Time = Time::from_millis(100_000);

@@ -248,3 +248,56 @@ fn a_node_that_has_lost_its_store_asks_it_for_nothing_more_while_its_workers_end
         assert!(out.iter().any(|output| matches!(output, MemberOutput::End(End::StoreLost(_)))), "{out:?}");
     }
 }
+
+#[test]
+fn a_node_that_only_waits_reads_its_key_once_in_a_lease() {
+    let (mut member, _) = joined(None);
+    let mut out = member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
+    let own = serde_json::to_string(&member.wanted().unwrap()).unwrap();
+    let own = kv(keys().node(&member.id()), &own, 11, 11, Some(LeaseId(7)));
+    let (mut reads, mut now) = (0, NOW);
+    while now < seconds(60) {
+        for output in std::mem::take(&mut out) {
+            let input = match output {
+                MemberOutput::Txn(Call::ReadBack, _) => {
+                    reads += 1;
+                    let read = vec![Some(round(3, 3, forming())), None, Some(own.clone()), None];
+                    sent_at(now, answer(Call::ReadBack, true, 20, read))
+                }
+                MemberOutput::Renew(lease) => MemberInput::Renewed { sent: now, lease, result: Ok(true) },
+                _ => continue,
+            };
+            out.extend(member.step(now, input));
+        }
+        now = member.deadline().unwrap().max(now);
+        out.extend(member.step(now, MemberInput::Tick));
+    }
+    assert!((5..=6).contains(&reads), "{reads}");
+}
+
+#[test]
+fn a_node_that_starts_workers_proves_its_round_again_before_their_fence_point() {
+    // Given a node whose place was read just now, and that says nothing while its workers start
+    let (mut member, _) = joined_to(setup(), forming(), None, None);
+    member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
+    member.step(NOW, news(round(3, 12, sealed_round())));
+    let rank = json!({
+        "group_rank": 0, "first_rank": 0, "slots": 1, "role_rank_base": 0, "role_world_size": 1, "name": "a",
+        "machine": "a", "boot": "b", "peer": { "host": "h", "port": 1 },
+    });
+    let rank = kv(keys().rank(1, Revision(3), &member.id()), &rank.to_string(), 12, 12, None);
+    member.step(NOW, answer(Call::Seat, true, 13, vec![Some(round(3, 12, sealed_round())), Some(rank)]));
+    assert_eq!(member.mode_name(), "starting");
+    assert!(member.timers.get(Timer::Prove).is_some_and(|at| at <= seconds(4)));
+}
+
+#[test]
+fn a_member_that_waits_for_the_next_round_proves_it_often() {
+    // Given a member whose workers have ended for round 2: it may warm up others, which have a fence point at once
+    let mut member = running();
+    member.step(NOW, news(second_forms(13, 3)));
+    member.step(NOW, GroupReport::Stopped { master: None }.into());
+    member.step(NOW, answer(Call::Own, true, 21, vec![Some(second_forms(13, 3)), None]));
+    assert_eq!((member.mode_name(), member.workers), ("waiting", Workers::None));
+    assert!(member.timers.get(Timer::Prove).is_some_and(|at| at <= seconds(4)));
+}
