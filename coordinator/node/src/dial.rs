@@ -25,8 +25,10 @@ pub(super) const ANSWER: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Between two HTTP/2 pings on an open stream, and how long an answer may take. TCP alone would notice a lost network
-/// after a quarter of an hour.
+/// after a quarter of an hour. A leader that thousands dial at once is late with answers; if their streams ended for
+/// that, all would dial again.
 const PING: Duration = Duration::from_secs(2);
+const PONG: Duration = Duration::from_secs(3);
 
 /// Whether `node`, which listened at `peer`, is dead for certain: see [`find`].
 pub(super) async fn is_dead(peer: &Endpoint, node: &NodeId, tls: Option<&MutualTls>, patience: Duration) -> bool {
@@ -85,7 +87,7 @@ pub(super) async fn channel(
 ) -> Result<Channel, Error> {
     let endpoint = transport::Endpoint::from_shared(format!("http://{peer}"))?;
     let endpoint = endpoint.connect_timeout(ANSWER).tcp_nodelay(true);
-    let endpoint = more(endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(PING));
+    let endpoint = more(endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(PONG));
     match tls {
         Some(tls) => endpoint.connect_with_connector(tls.connector()).await,
         None => endpoint.connect().await,

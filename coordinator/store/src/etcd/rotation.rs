@@ -19,25 +19,61 @@ use tokio::time::{Instant, sleep};
 use super::fault::{Fault, Repeat};
 use crate::Result;
 
+/// Calls sent so soon over a new connection are its first. A member may be late with them because thousands came at once.
+const FIRST: Duration = Duration::from_secs(1);
+
 /// A connection to one member, shared by calls and streams until one of them finds it broken.
 pub struct Link<C> {
     /// The client.
     pub client: C,
     /// The endpoint that it speaks to.
     pub uri: String,
-    /// When its member last said anything.
-    heard: Mutex<Instant>,
+    said: Mutex<Said>,
     retired: watch::Sender<bool>,
 }
 
+/// What a member has said on a connection.
+#[derive(Clone, Copy)]
+enum Said {
+    /// Nothing since it was made; whether a first call was late.
+    Nothing { since: Instant, late: bool },
+    /// Something, the last time then.
+    Last(Instant),
+}
+
+/// What a late call says of its member.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lateness {
+    /// It says other things.
+    Slow,
+    /// It has said nothing yet, and this is a first call; `again`: not the first of them that is late.
+    First {
+        again: bool,
+    },
+    Silent,
+}
+
 impl<C> Link<C> {
-    /// Its member said something just now.
-    pub fn hear(&self) {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_silent_since(&self, sent: Instant) -> bool {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) < sent
+    /// Its member said something just now.
+    pub fn hear(&self) {
+        *self.said() = Said::Last(Instant::now());
+    }
+
+    /// A call that was sent then is late.
+    fn late(&self, sent: Instant) -> Lateness {
+        let mut said = self.said();
+        match *said {
+            Said::Last(heard) if heard >= sent => Lateness::Slow,
+            Said::Nothing { since, late } if sent < since + FIRST => {
+                *said = Said::Nothing { since, late: true };
+                Lateness::First { again: late }
+            }
+            Said::Last(_) | Said::Nothing { .. } => Lateness::Silent,
+        }
     }
 
     /// Returns when somebody found the connection broken. Streams end with it: on a frozen member they would not
@@ -149,8 +185,9 @@ impl<C> Rotation<C> {
 
     /// Takes a connection to that member into use, unless another was faster.
     pub fn connected(&self, uri: &str, client: C) -> Arc<Link<C>> {
-        let (uri, heard, retired) = (uri.to_owned(), Mutex::new(Instant::now()), watch::Sender::new(false));
-        let new = || Arc::new(Link { client, uri, heard, retired });
+        let said = Mutex::new(Said::Nothing { since: Instant::now(), late: false });
+        let (uri, retired) = (uri.to_owned(), watch::Sender::new(false));
+        let new = || Arc::new(Link { client, uri, said, retired });
         Arc::clone(self.state().link.get_or_insert_with(new))
     }
 
@@ -172,14 +209,21 @@ impl<C> Rotation<C> {
     }
 
     /// Judges the connection by the fault of a request `sent` over it: one that is of no use is taken out of use. The
-    /// only member that there is, late with one answer while it says other things, is slow: another connection to it
-    /// would make it slower.
+    /// only member that there is, late with its first answer or while it says other things, is slow: another connection
+    /// to it would make it slower.
     pub fn judge(&self, link: &Arc<Link<C>>, sent: Instant, fault: Fault) -> Fault {
         let fault = match fault {
-            Fault::Late(cause) if !link.is_silent_since(sent) => {
-                let mut state = self.state();
-                state.patience = state.patience.exhausted();
-                if self.uris.len() == 1 { Fault::Later { cause, unsure: true } } else { Fault::Late(cause) }
+            Fault::Late(cause) => {
+                let (mut state, alone, lateness) = (self.state(), self.uris.len() == 1, link.late(sent));
+                state.patience = match lateness {
+                    Lateness::Slow => state.patience.exhausted(),
+                    Lateness::First { again: false } if alone => state.patience.exhausted(),
+                    Lateness::First { .. } => state.patience,
+                    // It may be frozen: the next connection finds out at once.
+                    Lateness::Silent => Patience::LEAST,
+                };
+                let stays = alone && lateness != Lateness::Silent;
+                if stays { Fault::Later { cause, unsure: true } } else { Fault::Late(cause) }
             }
             fault => fault,
         };
@@ -306,28 +350,59 @@ mod tests {
     async fn the_only_member_keeps_its_connection_while_it_says_anything_and_gets_more_time() {
         const LIMIT: Duration = Duration::from_secs(3);
         let late = || Fault::Late("late".into());
-        // What a member does with a call; how many members there are, whether it says other things meanwhile; then
-        // whether its connection stays, and how many times LIMIT the next call may take.
-        type Row = (&'static str, fn() -> Fault, usize, bool, bool, u32);
-        let table: [Row; 5] = [
-            ("late, but it says other things", late, 1, true, true, 2),
-            ("late and silent", late, 1, false, false, 1),
-            ("late, and there are others", late, 3, true, false, 2),
-            ("the connection broke", || Fault::Unsure("x".into()), 1, true, false, 1),
-            ("refused", || Fault::Refused(StoreError::LeaseGone), 1, false, true, 1),
+        // What a member does with a call; how many members there are; how long the connection was there before, and
+        // whether something was said then; whether other things are said meanwhile; then whether the connection stays,
+        // and how many times LIMIT the next call may take.
+        type Row = (&'static str, fn() -> Fault, usize, u64, bool, bool, bool, u32);
+        let table: [Row; 8] = [
+            ("late, but it says other things", late, 1, 2, true, true, true, 2),
+            ("late and silent", late, 1, 2, true, false, false, 1),
+            ("late with its first answer", late, 1, 0, false, false, true, 2),
+            ("late, and it has said nothing yet", late, 1, 2, false, false, false, 1),
+            ("late with its first, and there are others", late, 3, 0, false, false, false, 1),
+            ("late, and there are others", late, 3, 2, true, true, false, 2),
+            ("the connection broke", || Fault::Unsure("x".into()), 1, 2, true, true, false, 1),
+            ("refused", || Fault::Refused(StoreError::LeaseGone), 1, 2, true, false, true, 1),
         ];
-        for (what, fault, members, speaks, stays, times) in table {
+        for (what, fault, members, age, spoke, speaks, stays, times) in table {
             let rotation = Rotation::new(uris(members), 1);
             let link = rotation.connected(rotation.uri(), ());
-            sleep(Duration::from_secs(1)).await;
+            sleep(Duration::from_secs(age)).await;
+            if spoke {
+                link.hear();
+            }
+            sleep(Duration::from_millis(10)).await;
             let sent = Instant::now();
-            sleep(Duration::from_secs(1)).await;
+            sleep(Duration::from_secs(3)).await;
             if speaks {
                 link.hear();
             }
-            rotation.judge(&link, sent, fault());
+            // However many calls are late together: a connection's first ones lengthen the next once.
+            for _ in 0..1 + 2 * u32::from(age == 0) {
+                rotation.judge(&link, sent, fault());
+            }
             assert_eq!((rotation.link().is_some(), rotation.limit(LIMIT)), (stays, times * LIMIT), "{what}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_frozen_member_is_given_no_more_than_nine_seconds_however_often_it_is_met() {
+        const LIMIT: Duration = Duration::from_secs(3);
+        let rotation = Rotation::new(uris(1), 1);
+        rotation.connected(rotation.uri(), ()).hear();
+        sleep(Duration::from_secs(1)).await;
+        let mut took = Vec::new();
+        for _ in 0..7 {
+            let begun = Instant::now();
+            let link = rotation.connected(rotation.uri(), ());
+            while rotation.link().is_some() {
+                let (sent, limit) = (Instant::now(), rotation.limit(LIMIT));
+                sleep(limit).await;
+                rotation.judge(&link, sent, Fault::Late("late".into()));
+            }
+            took.push(begun.elapsed().as_secs());
+        }
+        assert_eq!(took, [3, 9, 9, 9, 9, 9, 9]);
     }
 
     #[tokio::test(start_paused = true)]
