@@ -47,8 +47,7 @@ impl StepTimes {
     }
 }
 
-/// How far the furthest worker of this node has come, in the newest round with a reported step. It is known
-/// until a worker of another round reports one.
+/// How far the furthest worker of this node has come in the newest round in which one has reported a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Furthest {
     /// The round.
@@ -167,7 +166,7 @@ pub(super) struct SocketState {
     pub(super) longest_step: Option<Duration>,
     /// What the agent told the workers about the round that is forming.
     pub(super) forming: Option<ToWorker>,
-    /// The first request for another round, until it is taken.
+    /// The first request to leave the newest round that a worker has asked to leave, until it is taken.
     pub(super) round_asked: Option<RoundRequest>,
     /// The workers' memory that outlives them.
     pub(super) memories: Memories,
@@ -239,11 +238,12 @@ impl SocketState {
 
     /// Records that the worker of a connection asks for another round instead of `round`.
     pub(super) fn ask_round(&mut self, id: u64, round: u64, reason: String) -> Result<(), &'static str> {
-        let worker = self.connections.get(&id).and_then(|connection| connection.registered);
-        let Some(Registered { local_rank, aware: true, .. }) = worker else {
+        let Some(Registered { local_rank, aware: true, .. }) = self.connections.get(&id).and_then(|it| it.registered)
+        else {
             return Err("only a worker that has registered with `round_aware` can ask for a round");
         };
-        self.round_asked.get_or_insert(RoundRequest { local_rank, round, reason });
+        let asked = self.round_asked.take().filter(|asked| asked.round >= round);
+        self.round_asked = asked.or(Some(RoundRequest { local_rank, round, reason }));
         Ok(())
     }
 
@@ -287,5 +287,23 @@ mod tests {
             reports.iter().for_each(|(steps, time)| times.took(*steps, seconds(*time)));
             assert_eq!(times.step(), expected.map(seconds), "{what}");
         }
+    }
+
+    #[test]
+    fn a_request_for_an_earlier_round_hides_none_for_a_later_one() {
+        let mut state = SocketState::default();
+        for local_rank in [0, 1] {
+            let registered = Some(Registered { local_rank, aware: true, quiesced: false, welcomed: true });
+            let (line, (let_go, asked)) = (mpsc::channel(1).0, Default::default());
+            state
+                .connections
+                .insert(u64::from(local_rank), Connection { line, let_go, registered, asked, heard: false, pid: None });
+        }
+        // Given one worker that is a round behind, and asks before and after the other
+        for (id, round) in [(0, 3), (1, 4), (0, 3), (0, 4)] {
+            state.ask_round(id, round, String::new()).unwrap();
+        }
+        let asked = state.round_asked.expect("a request");
+        assert_eq!((asked.round, asked.local_rank), (4, 1));
     }
 }
