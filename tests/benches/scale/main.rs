@@ -100,6 +100,7 @@ fn main() -> Result<()> {
     let number = |word: &str| words.iter().find_map(|it| it.strip_prefix(word)?.strip_prefix('=')?.parse().ok());
     let manner = Manner { connections, over: Duration::from_secs(number("over").unwrap_or_default()) };
     let churn = number("churn").unwrap_or(1) as u32;
+    ensure!(churn > 0, "churn=MINUTES takes at least one");
     let setting = Setting { manner, crowd: has("crowd"), churn, descriptors };
     let sizes: Vec<u32> = words.iter().filter_map(|word| word.parse().ok()).collect();
     let sizes = if sizes.is_empty() { vec![100, 300, 1_000, 2_000, 4_000] } else { sizes };
