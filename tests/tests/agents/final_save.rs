@@ -7,7 +7,7 @@ use crate::agents::live::{number, workers};
 
 const LONG: Duration = Duration::from_secs(60);
 
-const TRAINING: [&str; 3] = ["digits", "--epochs=40", "--hidden=128,128"];
+const TRAINING: [&str; 3] = ["digits", "--epochs=120", "--hidden=128,128"];
 
 /// A job that trains, with two workers on each node.
 pub(crate) async fn training_job(nodes: &str, restarts: u32) -> Job {
