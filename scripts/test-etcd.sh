@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Runs what meets etcd on each release, and prints a table: scripts/test-etcd.sh [RELEASE...]
-#
 # A release that cannot be had is left out, and says why. What is built already is not built here.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -26,7 +25,8 @@ run() {
     # The tests of these two that take a minute are for here.
     [[ $3 != "users, TLS" && $3 != between ]] || ignored=all
     out=$(ELASTIC_ETCD=$1 scripts/step.sh "etcd $1: $3" "$nextest" nextest run --locked --package elastic-tests \
-        --no-fail-fast --test-threads $((2 * $(nproc))) --run-ignored "$ignored" -E "${2//RELEASE/${1/./_}}" 2>&1 | tee >(cat >&2)) || code=$?
+        --no-fail-fast --test-threads $((2 * $(nproc))) --run-ignored "$ignored" -E "${2//RELEASE/${1/./_}}" 2>&1 |
+        tee >(cat >&2)) || code=$?
     sed -n 's/.*Summary.* tests\{0,1\} run: \([0-9]*\) passed.*/\1/p' <<<"$out" | tail -n 1
     return "$code"
 }

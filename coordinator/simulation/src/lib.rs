@@ -114,8 +114,7 @@ mod each_is_found {
     include!(concat!(env!("OUT_DIR"), "/tests.rs"));
 }
 
-/// The failing schedules of mutants shrink to a few parts, which still break the same promise: of 56 parts to 1, of 41 to
-/// 3, of 99 to 1.
+/// The failing schedules of mutants shrink to a few parts, which still break the same promise.
 #[test]
 fn schedules_shrink() {
     for (name, seed) in [("absent_is_gone", 0), ("no_tombstone", 0), ("word_without_age", Family::ROLES + 83)] {
