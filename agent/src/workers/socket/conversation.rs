@@ -23,8 +23,7 @@ pub(super) async fn converse(stream: UnixStream, shared: Arc<Shared>) {
         state.next += 1;
         let id = state.next;
         let (line, let_go, asked) = (line.clone(), Arc::clone(&let_go), Arc::clone(&asked));
-        let connection = Connection { line, let_go, registered: None, asked, heard: false, pid };
-        state.connections.insert(id, connection);
+        state.connections.insert(id, Connection { line, let_go, registered: None, asked, heard: false, pid });
         id
     };
     let writing = tokio::spawn(write_lines(writer, lines));

@@ -14,9 +14,8 @@ use std::time::Duration;
 
 use elastic_node::Status;
 use elastic_proto::worker::{Assignment, FailureClass, ToWorker};
-
-use tokio::net::UnixListener;
-
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -178,19 +177,21 @@ impl WorkerSocket {
         self.tell_all(&ToWorker::Draining { grace_ms: grace.as_millis() as u64 });
     }
 
-    /// Waits until everything that an exited worker sent has been read, for at most `limit`. A worker's exit can be
-    /// known before its last messages are read. A child of the worker may hold a connection open: its end is not waited
-    /// for.
+    /// Waits for at most `limit` until all that an exited worker sent is read. Its exit may be known before that, and
+    /// before its connection is taken. A child of the worker may hold one open: its end is not waited for.
     pub async fn heard_out(&self, local_rank: u32, limit: Duration) {
         // A connection that has not registered yet may also be this worker's.
-        let is_its = |connection: &Connection| {
-            connection.registered.is_none_or(|registered| registered.local_rank == local_rank)
-        };
-        for connection in self.shared.state().connections.values_mut().filter(|connection| is_its(connection)) {
-            connection.heard = false;
-            connection.asked.notify_one();
-        }
-        let heard_out = async {
+        let is_its = |connection: &Connection| connection.registered.is_none_or(|it| it.local_rank == local_rank);
+        let _ = timeout(limit, async {
+            // Connections are taken in turn: when this one is over, the worker's are known.
+            if let Ok(mut last) = UnixStream::connect(&self.path).await {
+                let _ = last.shutdown().await;
+                let _ = last.read(&mut [0]).await;
+            }
+            for connection in self.shared.state().connections.values_mut().filter(|connection| is_its(connection)) {
+                connection.heard = false;
+                connection.asked.notify_one();
+            }
             loop {
                 let mut heard = std::pin::pin!(self.shared.heard.notified());
                 heard.as_mut().enable();
@@ -199,8 +200,8 @@ impl WorkerSocket {
                 }
                 heard.await;
             }
-        };
-        let _ = timeout(limit, heard_out).await;
+        })
+        .await;
     }
 
     /// The reason that a worker gave for failing.
@@ -252,9 +253,7 @@ fn listen(path: &Path, shared: &Arc<Shared>) -> Result<JoinSet<()>, SocketError>
     listening.spawn(async move {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => {
-                    tokio::spawn(converse(stream, Arc::clone(&serving)));
-                }
+                Ok((stream, _)) => drop(tokio::spawn(converse(stream, Arc::clone(&serving)))),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a worker's connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -269,5 +268,32 @@ impl Drop for WorkerSocket {
     fn drop(&mut self) {
         // This is only tidying. The directory belongs to this agent, and a leftover socket does no harm.
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_worker_said_counts_though_its_connection_was_not_taken_before_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, job) = (folder.path().join("socket"), "job".parse().unwrap());
+        let store = JobStore::Store(Arc::new(elastic_store::embedded::MemoryStore::start(Default::default())));
+        let (keys, v2) =
+            (elastic_rendezvous::job::Keys::new("/x", &job), elastic_torchelastic::Paths::new("/x", "job"));
+        let paths = JobPaths { job, keys, paths: v2 };
+        let socket = WorkerSocket::open(&path, (store, paths), watch::channel(Status::default()).1, true).unwrap();
+        // Given a worker ahead of its round that says why it fails and ends, before the agent looks
+        socket.ahead(Instant::now() + Duration::from_secs(60));
+        let mut worker = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        writeln!(worker, r#"{{"type":"register","local_rank":0,"pid":1}}"#).unwrap();
+        writeln!(worker, r#"{{"type":"failing","class":"permanent","message":"m"}}"#).unwrap();
+        drop(worker);
+        // then the agent knows it
+        socket.heard_out(0, Duration::from_secs(60)).await;
+        assert_eq!(socket.failing(0), Some((FailureClass::Permanent, "m".to_owned())));
     }
 }
