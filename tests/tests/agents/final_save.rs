@@ -66,9 +66,7 @@ pub(crate) fn ends_as_undisturbed(agents: &[Agent]) {
 }
 
 fn saved(agent: &Agent) -> Option<u64> {
-    let output = agent.output();
-    let words = output.split_once("saved step ")?.1;
-    words.split_once(' ')?.0.parse().ok()
+    agent.output().split_once("saved step ")?.1.split_once(' ')?.0.parse().ok()
 }
 
 #[tokio::test]
