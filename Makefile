@@ -77,7 +77,7 @@ else
 	@$(STEP) "tests of $(CRATE)" $(TEST) --package elastic-$(CRATE)
 endif
 
-test-etcd: ## Runs what meets etcd, and some of the campaign, on 3.4, 3.5, 3.6 and 3.7, and prints a table: an hour; RELEASES="3.6 3.7" selects some
+test-etcd: ## Runs what meets etcd, and some of the campaign, on 3.4, 3.5, 3.6 and 3.7, and prints a table: half an hour; RELEASES="3.6 3.7" selects some
 	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) build cargo build --locked --workspace --bins --tests
 	@scripts/test-etcd.sh $(RELEASES)
