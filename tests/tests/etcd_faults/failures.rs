@@ -36,7 +36,7 @@ async fn a_store_that_is_not_up_yet_is_found_when_it_is() {
 }
 
 #[tokio::test]
-async fn a_frozen_server_costs_no_more_than_twice_the_deadline() {
+async fn a_frozen_server_costs_no_more_than_four_times_the_deadline() {
     let server = EtcdServer::start(EtcdOptions::default()).await;
     let store = impatient(server.address());
     store.txn(put("a", "1")).await.unwrap();
@@ -51,12 +51,12 @@ async fn a_frozen_server_costs_no_more_than_twice_the_deadline() {
         let start = Instant::now();
         let error = within(what, LIMIT, call).await.unwrap_err();
         assert!(outcome(error.clone()), "{what}: {error}");
-        // After the first call of a connection, which the server may be late with, one gets twice the time; and a probe
-        // continues to ask what is wrong.
+        // After a late call the next gets twice the time, once over each connection; and a probe continues to ask what is
+        // wrong.
         let limit = match what {
-            "a write" | "a read" => 1500,
-            "a keep-alive" => 2500,
-            _ => 3500,
+            "a write" => 1500,
+            "a read" | "a keep-alive" => 2500,
+            _ => 5500,
         };
         let limit = Duration::from_millis(limit);
         assert!(start.elapsed() < limit, "{what} took {:?}", start.elapsed());

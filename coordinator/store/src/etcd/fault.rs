@@ -121,8 +121,8 @@ pub(super) fn of_words(words: &str, at: &str) -> Option<Fault> {
     if says("etcdserver: too many requests") {
         return Some(Fault::Later { cause: words.to_owned(), unsure: false });
     }
-    // A new leader was elected while the request was under way; the member is part of the cluster and follows it.
-    if says("etcdserver: leader changed") {
+    // A new leader was elected while the request was under way; the member is part of the cluster.
+    if says("etcdserver: leader changed") || says("not a primary lessor") {
         return Some(Fault::Later { cause: words.to_owned(), unsure: true });
     }
     if says("etcdserver: request timed out") {
@@ -236,6 +236,7 @@ mod tests {
             (FailedPrecondition, "etcdserver: rpc not supported for learner", true),
             // Answers.
             (Unavailable, "etcdserver: leader changed", false),
+            (Unknown, "lease: not a primary lessor", false),
             (ResourceExhausted, "etcdserver: too many requests", false),
             // etcd sheds load in these words with this code, to 3.7.
             (Unknown, "etcdserver: too many requests", false),

@@ -19,9 +19,6 @@ use tokio::time::{Instant, sleep};
 use super::fault::{Fault, Repeat};
 use crate::Result;
 
-/// Calls sent so soon over a new connection are its first. A member may be late with them because thousands came at once.
-const FIRST: Duration = Duration::from_secs(1);
-
 /// A connection to one member, shared by calls and streams until one of them finds it broken.
 pub struct Link<C> {
     /// The client.
@@ -33,12 +30,12 @@ pub struct Link<C> {
 }
 
 /// What a member has said on a connection.
-#[derive(Clone, Copy)]
-enum Said {
-    /// Nothing since it was made; whether a first call was late.
-    Nothing { since: Instant, late: bool },
-    /// Something, the last time then.
-    Last(Instant),
+#[derive(Clone, Copy, Default)]
+struct Said {
+    /// The last time that it said something.
+    heard: Option<Instant>,
+    /// When a call was found late for the first time since then.
+    late: Option<Instant>,
 }
 
 /// What a late call says of its member.
@@ -46,10 +43,9 @@ enum Said {
 enum Lateness {
     /// It says other things.
     Slow,
-    /// It has said nothing yet, and this is a first call; `again`: not the first of them that is late.
-    First {
-        again: bool,
-    },
+    /// It says nothing. `again`: another call was late, and this one was sent before that was seen.
+    First { again: bool },
+    /// It has not answered a call that was sent after one was late.
     Silent,
 }
 
@@ -60,19 +56,22 @@ impl<C> Link<C> {
 
     /// Its member said something just now.
     pub fn hear(&self) {
-        *self.said() = Said::Last(Instant::now());
+        *self.said() = Said { heard: Some(Instant::now()), late: None };
     }
 
     /// A call that was sent then is late.
     fn late(&self, sent: Instant) -> Lateness {
         let mut said = self.said();
-        match *said {
-            Said::Last(heard) if heard >= sent => Lateness::Slow,
-            Said::Nothing { since, late } if sent < since + FIRST => {
-                *said = Said::Nothing { since, late: true };
-                Lateness::First { again: late }
+        if said.heard.is_some_and(|heard| heard >= sent) {
+            return Lateness::Slow;
+        }
+        match said.late {
+            None => {
+                said.late = Some(Instant::now());
+                Lateness::First { again: false }
             }
-            Said::Last(_) | Said::Nothing { .. } => Lateness::Silent,
+            Some(late) if sent < late => Lateness::First { again: true },
+            Some(_) => Lateness::Silent,
         }
     }
 
@@ -185,8 +184,7 @@ impl<C> Rotation<C> {
 
     /// Takes a connection to that member into use, unless another was faster.
     pub fn connected(&self, uri: &str, client: C) -> Arc<Link<C>> {
-        let said = Mutex::new(Said::Nothing { since: Instant::now(), late: false });
-        let (uri, retired) = (uri.to_owned(), watch::Sender::new(false));
+        let (uri, said, retired) = (uri.to_owned(), Mutex::default(), watch::Sender::new(false));
         let new = || Arc::new(Link { client, uri, said, retired });
         Arc::clone(self.state().link.get_or_insert_with(new))
     }
@@ -208,9 +206,9 @@ impl<C> Rotation<C> {
         link.retired.send_replace(true);
     }
 
-    /// Judges the connection by the fault of a request `sent` over it: one that is of no use is taken out of use. The
-    /// only member that there is, late with its first answer or while it says other things, is slow: another connection
-    /// to it would make it slower.
+    /// Judges the connection by the fault of a request `sent` over it: one that is of no use is taken out of use. To the
+    /// only member that there is, another connection would make it slower. So it is left once a further call, with twice
+    /// the time, hears nothing either, and calls over the next connection get that time too.
     pub fn judge(&self, link: &Arc<Link<C>>, sent: Instant, fault: Fault) -> Fault {
         let fault = match fault {
             Fault::Late(cause) => {
@@ -218,9 +216,9 @@ impl<C> Rotation<C> {
                 state.patience = match lateness {
                     Lateness::Slow => state.patience.exhausted(),
                     Lateness::First { again: false } if alone => state.patience.exhausted(),
-                    Lateness::First { .. } => state.patience,
-                    // It may be frozen: the next connection finds out at once.
-                    Lateness::Silent => Patience::LEAST,
+                    _ if alone => state.patience,
+                    // It may be frozen, and the next one not.
+                    _ => Patience::LEAST,
                 };
                 let stays = alone && lateness != Lateness::Silent;
                 if stays { Fault::Later { cause, unsure: true } } else { Fault::Late(cause) }
@@ -347,27 +345,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_only_member_keeps_its_connection_while_it_says_anything_and_gets_more_time() {
+    async fn the_only_member_keeps_its_connection_at_first_and_gets_more_time() {
         const LIMIT: Duration = Duration::from_secs(3);
         let late = || Fault::Late("late".into());
-        // What a member does with a call; how many members there are; how long the connection was there before, and
-        // whether something was said then; whether other things are said meanwhile; then whether the connection stays,
-        // and how many times LIMIT the next call may take.
-        type Row = (&'static str, fn() -> Fault, usize, u64, bool, bool, bool, u32);
-        let table: [Row; 8] = [
-            ("late, but it says other things", late, 1, 2, true, true, true, 2),
-            ("late and silent", late, 1, 2, true, false, false, 1),
-            ("late with its first answer", late, 1, 0, false, false, true, 2),
-            ("late, and it has said nothing yet", late, 1, 2, false, false, false, 1),
-            ("late with its first, and there are others", late, 3, 0, false, false, false, 1),
-            ("late, and there are others", late, 3, 2, true, true, false, 2),
-            ("the connection broke", || Fault::Unsure("x".into()), 1, 2, true, true, false, 1),
-            ("refused", || Fault::Refused(StoreError::LeaseGone), 1, 2, true, false, true, 1),
+        // What a member does with a call; how many members there are; whether something was said before; whether other
+        // things are said meanwhile; then whether the connection stays, and how many times LIMIT the next call may take.
+        type Row = (&'static str, fn() -> Fault, usize, bool, bool, bool, u32);
+        let table: [Row; 7] = [
+            ("late, but it says other things", late, 1, true, true, true, 8),
+            ("late and silent", late, 1, true, false, true, 2),
+            ("late with its first answer", late, 1, false, false, true, 2),
+            ("late with its first, and there are others", late, 3, false, false, false, 1),
+            ("late, and there are others", late, 3, true, true, false, 8),
+            ("the connection broke", || Fault::Unsure("x".into()), 1, true, true, false, 1),
+            ("refused", || Fault::Refused(StoreError::LeaseGone), 1, true, false, true, 1),
         ];
-        for (what, fault, members, age, spoke, speaks, stays, times) in table {
+        for (what, fault, members, spoke, speaks, stays, times) in table {
             let rotation = Rotation::new(uris(members), 1);
             let link = rotation.connected(rotation.uri(), ());
-            sleep(Duration::from_secs(age)).await;
             if spoke {
                 link.hear();
             }
@@ -377,8 +372,8 @@ mod tests {
             if speaks {
                 link.hear();
             }
-            // However many calls are late together: a connection's first ones lengthen the next once.
-            for _ in 0..1 + 2 * u32::from(age == 0) {
+            // However many calls are late together: those of a silent member lengthen the next once.
+            for _ in 0..3 {
                 rotation.judge(&link, sent, fault());
             }
             assert_eq!((rotation.link().is_some(), rotation.limit(LIMIT)), (stays, times * LIMIT), "{what}");
@@ -386,23 +381,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_frozen_member_is_given_no_more_than_nine_seconds_however_often_it_is_met() {
+    async fn a_silent_member_is_given_nine_seconds_and_longer_over_each_new_connection() {
         const LIMIT: Duration = Duration::from_secs(3);
         let rotation = Rotation::new(uris(1), 1);
-        rotation.connected(rotation.uri(), ()).hear();
-        sleep(Duration::from_secs(1)).await;
-        let mut took = Vec::new();
-        for _ in 0..7 {
-            let begun = Instant::now();
-            let link = rotation.connected(rotation.uri(), ());
-            while rotation.link().is_some() {
+        let silent = async || {
+            let (begun, link) = (Instant::now(), rotation.connected(rotation.uri(), ()));
+            while rotation.link().is_some() && begun.elapsed() < 100 * LIMIT {
                 let (sent, limit) = (Instant::now(), rotation.limit(LIMIT));
                 sleep(limit).await;
                 rotation.judge(&link, sent, Fault::Late("late".into()));
             }
-            took.push(begun.elapsed().as_secs());
-        }
-        assert_eq!(took, [3, 9, 9, 9, 9, 9, 9]);
+            begun.elapsed().as_secs()
+        };
+        assert_eq!(
+            [silent().await, silent().await, silent().await, silent().await, silent().await],
+            [9, 18, 36, 48, 48]
+        );
+        // Once it answers, the next silence is as short as the first.
+        rotation.call(Repeat::Safe, LIMIT, |_| async { Ok(()) }).await.unwrap();
+        assert_eq!(silent().await, 9);
     }
 
     #[tokio::test(start_paused = true)]
