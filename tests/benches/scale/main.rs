@@ -130,12 +130,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A process that uses a processor until this is dropped.
+/// A process that uses a processor until this is dropped, or the bench is killed.
 struct Busy(std::process::Child);
 
 impl Busy {
     fn start() -> Result<Busy> {
-        let process = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().context("start sh")?;
+        let process = Command::new("sh").args(["-c", "while kill -0 $PPID; do :; done"]).spawn().context("start sh")?;
         Ok(Busy(process))
     }
 }
