@@ -32,18 +32,24 @@ fn the_word_of_a_round_in_which_this_node_may_be_evicted_proves_nothing() {
     assert_eq!(member.proofs.round, proven);
 }
 
+/// A node whose round was sealed just now, and the store's answer with its place.
+fn sealed() -> (Member, MemberInput) {
+    let (mut member, _) = joined_to(setup(), forming(), None, None);
+    member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
+    member.step(NOW, news(round(3, 12, sealed_round())));
+    let rank = json!({
+        "group_rank": 0, "first_rank": 0, "slots": 1, "role_rank_base": 0, "role_world_size": 1, "name": "a",
+        "machine": "a", "boot": "b", "peer": { "host": "h", "port": 1 },
+    });
+    let rank = kv(keys().rank(1, Revision(3), &member.id()), &rank.to_string(), 12, 12, None);
+    let seat = answer(Call::Seat, true, 13, vec![Some(round(3, 12, sealed_round())), Some(rank)]);
+    (member, seat)
+}
+
 #[test]
 fn workers_are_not_started_where_the_proofs_are_too_old() {
     for (at, starts) in [(1, true), (9, false)] {
-        let (mut member, _) = joined_to(setup(), forming(), None, None);
-        member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
-        member.step(NOW, news(round(3, 12, sealed_round())));
-        let rank = json!({
-            "group_rank": 0, "first_rank": 0, "slots": 1, "role_rank_base": 0, "role_world_size": 1, "name": "a",
-            "machine": "a", "boot": "b", "peer": { "host": "h", "port": 1 },
-        });
-        let rank = kv(keys().rank(1, Revision(3), &member.id()), &rank.to_string(), 12, 12, None);
-        let seat = answer(Call::Seat, true, 13, vec![Some(round(3, 12, sealed_round())), Some(rank)]);
+        let (mut member, seat) = sealed();
         let out = member.step(seconds(at), sent_at(seconds(at), seat));
         let started = out.iter().any(|output| matches!(output, MemberOutput::Agent(Command::Start(_))));
         assert_eq!(started, starts, "{at} s: {out:?}");
@@ -278,15 +284,8 @@ fn a_node_that_only_waits_reads_its_key_once_in_a_lease() {
 #[test]
 fn a_node_that_starts_workers_proves_its_round_again_before_their_fence_point() {
     // Given a node whose place was read just now, and that says nothing while its workers start
-    let (mut member, _) = joined_to(setup(), forming(), None, None);
-    member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
-    member.step(NOW, news(round(3, 12, sealed_round())));
-    let rank = json!({
-        "group_rank": 0, "first_rank": 0, "slots": 1, "role_rank_base": 0, "role_world_size": 1, "name": "a",
-        "machine": "a", "boot": "b", "peer": { "host": "h", "port": 1 },
-    });
-    let rank = kv(keys().rank(1, Revision(3), &member.id()), &rank.to_string(), 12, 12, None);
-    member.step(NOW, answer(Call::Seat, true, 13, vec![Some(round(3, 12, sealed_round())), Some(rank)]));
+    let (mut member, seat) = sealed();
+    member.step(NOW, seat);
     assert_eq!(member.mode_name(), "starting");
     assert!(member.timers.get(Timer::Prove).is_some_and(|at| at <= seconds(4)));
 }
