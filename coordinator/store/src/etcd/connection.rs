@@ -19,7 +19,7 @@ use crate::{Result, StoreError};
 const PING_INTERVAL: Duration = Duration::from_secs(6);
 
 /// How long a ping's answer may take before the connection counts as dead. An etcd that thousands ask at once answers
-/// pings late too, and all its connections would end together. Calls notice sooner that one is of no use.
+/// pings late too, and all its connections would end together. At first, calls notice sooner that one is of no use.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many new tokens a call or a watch takes before it believes that etcd refuses us. Each costs etcd a tenth of a
